@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from mppfl.errors import BadInput
 from mppfl.fields import About, Spec, defaults_of, did_you_mean, documented, hints, require_known, shown, to_query
 from mppfl.files import toml_text
-from mppfl.privacy import Protection
+from mppfl.privacy import Protection, Trust
 
 if TYPE_CHECKING:
     from mppfl.game import Game
@@ -104,6 +104,14 @@ class GameSpec(Spec):
     accuracy_weight: Annotated[
         float | None,
         About("Server's weight on accuracy, 0 to 1; the rest is on payments; left out, the preset's.", GAME, 0, 1),
+    ] = None
+    trust: Annotated[
+        Trust | None,
+        About(
+            "Where noise is added, which decides what the server weighs: to every upload (local), or to the sum of all "
+            "(secure_sum, server); left out, local, and in an experiment as its protection has it.",
+            GAME,
+        ),
     ] = None
     budget_min: Annotated[float, About("Least budget of every client in a round.", GAME, 0, 1e300, closed=True)] = 0.0
     budget_max: Annotated[float | None, About("Largest budget of every client in a round.", GAME, 0)] = None
@@ -445,8 +453,9 @@ class Experiment(Spec):
         return "\n".join(line if len(line) <= 120 else line[:117] + "..." for line in lines)
 
     def game_of(self, seed: int) -> GameSpec:
-        """The game under one of the seeds."""
-        return replace(self.game, seed=seed)
+        """The game under one of the seeds, and under the protection's trust unless it has its own."""
+        trust = self.training.protection.trust
+        return replace(self.game, seed=seed, trust=self.game.trust or (None if trust == "local" else trust))
 
     def seed_of(self, purpose: Purpose, seed: int) -> int:
         """The seed of one purpose under one of the experiment's seeds: its table's own, or drawn from `seed`."""

@@ -149,7 +149,7 @@ def test_a_network_is_drawn_given_or_read_from_a_file_that_is_offered_both_ways_
 
 
 def test_warming_up_plays_leaders_bounds_and_rules():
-    assert warm_up() == 5 * 2 * 4 + 2
+    assert warm_up() == 6 * 2 * 4 + 2
 
 
 # ---- large networks -----------------------------------------------------------------------------------------------

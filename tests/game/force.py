@@ -25,12 +25,14 @@ def answers_by_force(game, weights, rates):
 
 
 def costs_by_force(game, leader, round_index, weights, rates, budgets):
-    """The server's cost at every rate (eq. 9 and 18), infinite where nobody participates."""
+    """The server's cost at every rate (eq. 9, 18 and 34), infinite where nobody participates."""
     clients, tau, part = game.clients, game.accuracy_weight, budgets > 0
     sizes = clients.data_size
     with np.errstate(divide="ignore", invalid="ignore"):
         if leader == "noise_aware":
             harm = len(sizes) ** 2 * clients.noise_harm.mean() / (budgets @ (sizes / sizes.mean()) ** 2)
+        elif leader == "secure_sum":
+            harm = len(sizes) ** 2 * clients.noise_harm.mean() / (np.sqrt(budgets) @ (sizes / sizes.mean())) ** 2
         else:
             harm = np.where(part, clients.noise_harm / budgets, 0.0).sum(axis=1)
             harm = harm * (sizes.sum() / (part @ sizes)) ** 2

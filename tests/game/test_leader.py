@@ -24,7 +24,7 @@ from tests.game.force import answers_by_force, costs_by_force
 from tests.game.games import bounded_game, paper_scale_game, star, two_friends, wide_game
 from tests.homes import home
 
-LEADERS = ("anticipating", "noise_aware", "budget_limited", "pigouvian")  # those that minimise their cost
+LEADERS = ("anticipating", "noise_aware", "secure_sum", "budget_limited", "pigouvian")  # those that minimise their cost
 RULES = (
     ("everyone", "staying_out"),
     ("voluntary", "staying_out"),
@@ -174,7 +174,16 @@ def test_cost_has_no_jump_in_sweeps_of_a_thousand_steps(seed, leader, rule):
 
 # ---- units ----------------------------------------------------------------------------------------------------------
 
-IN_ANY_UNIT = ("mppfl", "mppfl_exact", "mppfl_noise_aware", "pigouvian", "social_agnostic", "sarda_r", "sarda_like")
+IN_ANY_UNIT = (
+    "mppfl",
+    "mppfl_exact",
+    "mppfl_noise_aware",
+    "mppfl_secure_sum",
+    "pigouvian",
+    "social_agnostic",
+    "sarda_r",
+    "sarda_like",
+)
 
 
 def differs_by_units(seed):
@@ -186,7 +195,7 @@ def differs_by_units(seed):
     scaled = {name: unit * getattr(game.clients, name) for name, unit in units.items()}
     games = game, replace(game, clients=replace(game.clients, **scaled))
     different = []
-    for name in (*IN_ANY_UNIT, "personalised"):
+    for name in (*IN_ANY_UNIT, "personalised", "personalised_secure_sum"):
         for participation, against in RULES:
             plans = []
             for one in games:
@@ -234,7 +243,7 @@ def sampled_and_exact(monkeypatch, size, seed, participation):
     for below in (10**6, 2):
         monkeypatch.setattr(home(Answers), "PATH_BELOW", below)
         answers = Answers(followers, participation)
-        for leader in ("anticipating", "noise_aware", "mean_field"):
+        for leader in ("anticipating", "noise_aware", "secure_sum", "mean_field"):
             chosen = answers.choose(leader, rounds, np.inf)
             terms = [
                 (t, r, chosen.budgets.at(k, r))
@@ -242,7 +251,7 @@ def sampled_and_exact(monkeypatch, size, seed, participation):
             ]
             costs = np.array([cost_of(followers.game, leader, *term) for term in terms])
             results[leader, below] = chosen.reward_rates, costs, answers.least(leader, rounds)
-    for leader in ("anticipating", "noise_aware"):
+    for leader in ("anticipating", "noise_aware", "secure_sum"):
         (_, exact, least), (_, sampled, bound) = results[leader, 10**6], results[leader, 2]
         assert (sampled <= 1.003 * exact).all()
         assert (bound <= least * (1 + 1e-12)).all()  # regret is never below the true saving

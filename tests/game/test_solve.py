@@ -34,7 +34,7 @@ def test_rates_that_a_mechanism_does_not_follow_are_told(mechanism):
     rates = np.array([2.0, 1.5])
     found = mppfl.solve(paper_scale_game(3, num_clients=6), mechanism, num_rounds=2, reward_rates=rates)
     told = any("prices of its own, and the reward_rates that were given" in warning for warning in found.warnings)
-    assert told == (mechanism in ("sarda_like", "personalised", "noiseless"))
+    assert told == (mechanism in ("sarda_like", "personalised", "personalised_secure_sum", "noiseless"))
     assert told != np.allclose(found.plan.reward_rates, rates)
 
 

@@ -161,7 +161,7 @@ def asked(file: Path | None, changes: Sequence[str], typed: Mapping[str, Any], o
     if is_typed("mechanisms"):  # compared at common and at own rates, whatever the file's
         overrides += [f"mechanisms={toml_value(named_mechanisms(others['mechanisms']))}", 'game.reward_rate="own"']
     experiment = read_experiment(file, [*changes, *overrides])
-    return Asked(experiment.game, experiment.mechanisms, experiment.seeds)
+    return Asked(experiment.game_of(experiment.seeds[0]), experiment.mechanisms, experiment.seeds)
 
 
 def named_mechanisms(text: str | None) -> list[str]:

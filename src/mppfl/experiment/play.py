@@ -99,7 +99,7 @@ def clients_of(spec: GameSpec, graph: SocialGraph) -> Clients:
 def game_on(spec: GameSpec, propagation: Propagation, graph: SocialGraph, clients: Clients) -> Game:
     """The game between the server and these clients."""
     strength, weight = constant(spec, "externality_strength"), constant(spec, "accuracy_weight")
-    return Game(graph, clients, propagation, strength, weight)
+    return Game(graph, clients, propagation, strength, weight, spec.trust or "local")
 
 
 # ---- mechanisms ----------------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ PARTICIPATION_WORDS = {
     "voluntary": "who gives a budget",
     "rational": "who gains by participating",
 }
+TRUST_WORDS = {"local": "every upload", "secure_sum": "the sum, unseen", "server": "the sum, by the server"}
 AGAINST_WORDS = {"staying_out": "than by staying out", "nothing": "than nothing"}
 
 
@@ -57,7 +58,7 @@ SLIDERS = (
 RANDOM = "random"  # what the lever of the network holds where there is no file
 OF_GAME = (  # fields of the game that have a lever of their own
     *("graph", "undirected", "family", "num_clients", "seed", "preset", *(slider.field for slider in SLIDERS)),
-    *("payment_limit", "fixed_budget", "budget_min", "budget_max", "participation", "against"),
+    *("payment_limit", "fixed_budget", "budget_min", "budget_max", "trust", "participation", "against"),
 )
 Start = Mapping[str, Any]  # what the levers hold at first, by field
 
@@ -84,7 +85,12 @@ def as_levers(choices: Choices) -> dict[str, Any]:
     values = game.values() | constants_of(game) | view
     values |= {"graph": game.graph or RANDOM, "undirected": ["yes"] if game.undirected else []}
     values |= {"family": game.family or "erdos_renyi", "num_clients": num_clients_of(game)}
-    values |= {"payment_limit": game.payment_limit or 1.0, "opened": list(view["opened"]), "runs": list(view["runs"])}
+    values |= {
+        "trust": game.trust or "local",
+        "payment_limit": game.payment_limit or 1.0,
+        "opened": list(view["opened"]),
+        "runs": list(view["runs"]),
+    }
     values["fixed_budget"] = str(game.fixed_budget)
     rest = {name: value for name, value in game.changed().items() if name not in OF_GAME}
     rest = (READ_AS if game.graph is None else {}) | rest
@@ -209,6 +215,7 @@ def _levers(start: Start, networks: Mapping[str, str]) -> html.Div:
                     _number("budget_max", "most (empty: none)", start, min=0),
                 ]
             ),
+            _select("trust", "Noise lies on", TRUST_WORDS, start),
             _select("participation", "Who participates", PARTICIPATION_WORDS, start),
             html.Div(_select("against", "Gains more", AGAINST_WORDS, start), id="against-lever"),
         ],

@@ -231,7 +231,7 @@ def graph_key(spec: GameSpec) -> tuple[Hashable, ...]:
 
 def game_key(spec: GameSpec) -> tuple[Hashable, ...]:
     """Equal for the same game."""
-    names = ("preset", "clients", "budget_min", "budget_max", "diagonal", "seed")
+    names = ("preset", "clients", "budget_min", "budget_max", "diagonal", "seed", "trust")
     return (graph_key(spec), spec.seed_of("clients"), *constants_of(spec).values(), *_values(spec, names))
 
 

@@ -1,12 +1,14 @@
-"""One convex problem in a box, min Σ h_i/x_i + ½xᵀQx + cᵀx, and its uses: personal prices, the auction, the optimum.
+"""One convex problem in a box, min H(x) + ½xᵀQx + cᵀx, and its uses: personal prices, the auction, the optimum.
 
-personalised    Q = 2(1−τ)(AB + BᵀA)   h = τε/t       c = (1−τ)b   cheapest for the server (eq. 21)
-SARDA-like      Q = 2B₁ᵀAB₁            h = τε/(1−τ)t  c = B₁ᵀb     one-hop welfare with the server's (eq. 30)
-social optimum  Q = 2BᵀAB              h = 0          c = Bᵀb − r  all clients together at a rate (eq. 25)
+personalised    Q = 2(1−τ)(AB + BᵀA)   H = τ/t Σε/x      c = (1−τ)b   cheapest for the server (eq. 21)
+  in one sum    the same               H = τN²ε̄/(t X²)   the same     X = Σ(n/n̄)√x (eq. 35)
+SARDA-like      Q = 2B₁ᵀAB₁            H = τ/(1−τ)t Σε/x c = B₁ᵀb     one-hop welfare with the server's (eq. 30)
+social optimum  Q = 2BᵀAB              H = 0             c = Bᵀb − r  all clients together at a rate (eq. 25)
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -16,7 +18,7 @@ from mppfl.arrays import Array, BoolArray
 from mppfl.errors import NotConverged
 from mppfl.game.equilibrium import Followers, Path, Response, equilibrium_response, no_segments
 from mppfl.game.loss import LossOperator
-from mppfl.game.model import Game
+from mppfl.game.model import Game, pooled_sizes
 
 MAX_STEPS = 200
 CG_STEPS = 200
@@ -53,12 +55,12 @@ class Quadratic:
             return np.diag(self.matrix)
         return (4 if self.both_ways else 2) * self.factor * self.quadratic_cost
 
-    def solve(self, right: Array, free: BoolArray, bend: Array) -> Array:
-        """(Q + diag(bend))⁻¹ right on the free clients, 0 elsewhere, by conjugate gradients.
+    def solve(self, right: Array, free: BoolArray, bend: Array, shared: Array) -> Array:
+        """(Q + diag(bend) + shared·sharedᵀ)⁻¹ right on the free clients, 0 elsewhere, by conjugate gradients.
 
         They stop where Q is not positive, which personal prices may have it: the step so far still leads downhill.
         """
-        scale = np.where(free, 1 / (self.diagonal + bend), 0.0)
+        scale = np.where(free, 1 / (self.diagonal + bend + shared**2), 0.0)
         step = np.zeros_like(right)
         left = np.where(free, right, 0.0)
         direction = scaled = scale * left
@@ -66,7 +68,7 @@ class Quadratic:
         for turn in range(CG_STEPS):
             if size <= 1e-26 * first:
                 break
-            image = np.where(free, self @ direction + bend * direction, 0.0)
+            image = np.where(free, self @ direction + bend * direction + (shared @ direction) * shared, 0.0)
             curve = float(direction @ image)
             if curve <= 0:
                 return step if turn else direction
@@ -77,12 +79,37 @@ class Quadratic:
         return step
 
 
-def minimise(
-    game: Game, quadratic: Quadratic, strength: float, linear: Array, digits: Array, start: Array | None
-) -> Array:
-    """Budgets within their bounds that minimise strength·Σε/x + ½xᵀQx + linearᵀx: projected Newton's steps with a line
-    search. Who may give nothing makes no noise.
+Noise = Callable[[Game, float, Array], tuple[float, Array, Array, Array]]  # H, −∂H, and H'' = diag + vector·vectorᵀ
 
+
+def noise_of_each(game: Game, strength: float, x: Array) -> tuple[float, Array, Array, Array]:
+    """H = strength·Σε/x, −∂H, and its curvature; who gives nothing makes no noise."""
+    harm, inverse = strength * game.clients.noise_harm, np.divide(1.0, x, out=np.zeros_like(x), where=x > 0)
+    steep = harm * inverse**2
+    return float(harm @ inverse), steep, 2 * steep * inverse, np.zeros_like(x)
+
+
+def noise_on_sum(game: Game, strength: float, x: Array) -> tuple[float, Array, Array, Array]:
+    """H = strength·N²ε̄/X² with X = Σ(n/n̄)√x, −∂H, and its curvature, to which all clients contribute together."""
+    (sizes, harm), inverse = pooled_sizes(game), np.divide(1.0, x, out=np.zeros_like(x), where=x > 0)
+    roots, harm = sizes * np.sqrt(inverse), strength * harm
+    effective = float(roots @ x)
+    steep = harm / effective**3 * roots
+    return harm / effective**2, steep, 0.5 * steep * inverse, np.sqrt(1.5 * harm) / effective**2 * roots
+
+
+def minimise(
+    game: Game,
+    quadratic: Quadratic,
+    strength: float,
+    linear: Array,
+    digits: Array,
+    start: Array | None,
+    noise: Noise = noise_of_each,
+) -> Array:
+    """Budgets within their bounds that minimise H(x) + ½xᵀQx + linearᵀx: projected Newton's steps with a line search.
+
+    strength  of the noise H, which is that of each client's upload, or of the sum of all
     digits  the size of the terms that `linear` is the difference of: slopes are known to a share of it
     """
     low, high = game.clients.budget_min, game.clients.budget_max
@@ -92,21 +119,20 @@ def minimise(
     x = np.where(noisy & (x <= 0), np.minimum(np.sqrt(harm / np.maximum(quadratic.diagonal, 1e-300)), high), x)
 
     def cost(y: Array, image: Array) -> float:
-        return float(np.divide(harm, y, out=np.zeros_like(y), where=noisy & (y > 0)).sum() + y @ (0.5 * image + linear))
+        return float(noise(game, strength, y)[0] + y @ (0.5 * image + linear))
 
     image = quadratic @ x
     here, worst, rounded = cost(x, image), np.inf, False
     for _ in range(MAX_STEPS):
-        inverse = np.divide(1.0, x, out=np.zeros_like(x), where=noisy & (x > 0))
-        steep = harm * inverse**2
+        value, steep, bend, shared = noise(game, strength, x)
         slope = image + linear - steep
         allowed = ENOUGH * (np.abs(image) + digits + steep)
         held = ((x <= low) & (slope > -allowed)) | ((x >= high) & (slope < allowed))
         before, worst = worst, float((np.abs(slope) / np.maximum(allowed, 1e-300))[~held].max(initial=0.0))
         if worst <= 1 or (rounded and worst > 0.1 * before):
             break
-        step = quadratic.solve(np.where(held, 0.0, -slope), ~held, 2 * steep * inverse)
-        slack = 1e-15 * float(harm @ inverse + np.abs(x) @ (np.abs(image) + digits))  # what rounding leaves of a cost
+        step = quadratic.solve(np.where(held, 0.0, -slope), ~held, bend, shared)
+        slack = 1e-15 * float(value + np.abs(x) @ (np.abs(image) + digits))  # what rounding leaves of a cost
         length = 1.0
         while True:
             y = np.clip(np.where(noisy, np.maximum(x + length * step, 0.1 * x), x + length * step), low, high)
@@ -124,7 +150,7 @@ def minimise(
 
 def personal_budgets(game: Game, round_index: int, start: Array | None = None) -> Array:
     """Budgets that minimise τ/t Σε/ρ + (1−τ) ρᵀ(2ABρ + b): the cheapest a server can do with one price each (eq. 21)
-    where every budget_min is 0.
+    where every budget_min is 0. Where sums open as a whole, their noise takes the place of the first term (eq. 35).
 
     A client gets the price 2a_i(Bρ)_i + b_i at which its budget is its best response; at a floor above 0 any lower
     price would do as well, which this cost does not know.
@@ -132,7 +158,8 @@ def personal_budgets(game: Game, round_index: int, start: Array | None = None) -
     pay = 1 - game.accuracy_weight
     quadratic = vars(game).setdefault("_personal", Quadratic(game.loss, game.clients.quadratic_cost, pay, True))
     linear = pay * game.clients.linear_cost
-    return minimise(game, quadratic, game.accuracy_weight / round_index, linear, linear, start)
+    noise = noise_on_sum if game.opens_sums else noise_of_each
+    return minimise(game, quadratic, game.accuracy_weight / round_index, linear, linear, start, noise)
 
 
 def auction_budgets(near: Game, round_index: int, start: Array | None = None) -> Array:

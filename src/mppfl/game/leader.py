@@ -5,8 +5,9 @@ segment of the path budgets are ρ(r) = r·u − v, so every leader with one rat
 
     F(r) = A·r − C − (κ/t) Σ g_i/(r·u_i − v_i)² = 0,
 
-which turns from negative to positive once on a segment. Σ does not depend on the round, so two sums at the ends of a
-segment tell every round whether its rate lies inside.
+which turns from negative to positive once on a segment. Where the noise of all lies on one sum (eq. 34), −X'/X³ takes
+the place of the sum, with X = Σ (n_i/n̄)√ρ_i: X is concave and 1/X² convex, so the root is one again. Σ does not depend
+on the round, so two sums at the ends of a segment tell every round whether its rate lies inside.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from mppfl.arrays import Array, BoolArray, IntArray, require_number
 from mppfl.errors import NoEquilibrium
 from mppfl.fields import About, checked
 from mppfl.game.equilibrium import NEARBY, PATH_BELOW, Followers, Path, no_segments, response_path
-from mppfl.game.model import Game, cost_without_absent
+from mppfl.game.model import Game, cost_without_absent, noise_of_sum, pooled_sizes
 from mppfl.game.plan import Against, AlongLine, Participation, PerRound, Stored
 
-UniformLeader = Literal["mean_field", "anticipating", "noise_aware", "budget_limited"]
+UniformLeader = Literal["mean_field", "anticipating", "noise_aware", "budget_limited", "secure_sum"]
+POOLED = ("noise_aware", "secure_sum")  # leaders for whom clients' budgets add up to one
 
 AT_ONCE = 100_000  # clients × rates whose budgets are formed side by side: they stay in the cache
 SPLITS = 64  # parts of a segment on which pay falls as the rate rises, where cost need not be convex
@@ -109,27 +111,36 @@ def pigouvian_weights(game: Game) -> Array:
     return game.loss.T.solve(np.ones(game.num_clients))
 
 
-def noise_aware_sums(game: Game) -> tuple[Array, float]:
-    """(n_i/n̄)² of every client, and N²ε̄: what the noise-aware leader weighs (model, eq. 18)."""
-    clients = game.clients
-    sizes = (clients.data_size / clients.data_size.mean()) ** 2
-    return sizes, game.num_clients**2 * float(clients.noise_harm.mean())
+def aggregating(game: Game, leader: UniformLeader) -> UniformLeader:
+    """The leader of a game under its trust: whoever leads, budgets are worth what they do to a sum that opens."""
+    return "secure_sum" if game.opens_sums else leader
+
+
+def pooled_noise(game: Game, leader: UniformLeader, budgets: Array) -> float:
+    """N²ε̄/X of a server that averages noise-aware (model, eq. 18), or the harm of one noise on the sum (eq. 34)."""
+    if leader == "secure_sum":
+        return noise_of_sum(game, budgets)
+    sizes, harm = pooled_sizes(game)
+    effective = float(sizes**2 @ budgets)
+    return harm / effective if effective > 0 else np.inf
 
 
 def noise_aware_cost(game: Game, round_index: int, prices: Array | float, budgets: Array) -> float:
     """τN²ε̄/(t·X) + (1−τ)Σp_iρ_i with X = Σ(n_i/n̄)²ρ_i (model, eq. 18): the cost under noise-aware aggregation."""
-    sizes, harm = noise_aware_sums(game)
-    effective = float(sizes @ budgets)
-    if effective <= 0:
-        return np.inf
-    tau = game.accuracy_weight
-    return tau * harm / (round_index * effective) + (1 - tau) * float(np.sum(prices * budgets))
+    return _pooled_cost(game, "noise_aware", round_index, prices, budgets)
+
+
+def _pooled_cost(game: Game, leader: UniformLeader, round_index: int, prices: Array | float, budgets: Array) -> float:
+    noise, tau = pooled_noise(game, leader, budgets), game.accuracy_weight
+    return tau * noise / round_index + (1 - tau) * float(np.sum(prices * budgets))
 
 
 def cost_of(game: Game, leader: UniformLeader, round_index: int, prices: Array | float, budgets: Array) -> float:
     """What a round costs the server as this leader sees it."""
-    cost = noise_aware_cost if leader == "noise_aware" else cost_without_absent
-    return cost(game, round_index, prices, budgets)
+    seen = aggregating(game, leader)
+    if seen in POOLED:
+        return _pooled_cost(game, seen, round_index, prices, budgets)
+    return cost_without_absent(game, round_index, prices, budgets)
 
 
 class Answers:
@@ -176,7 +187,7 @@ class Answers:
 
     def choose(self, leader: UniformLeader, rounds: IntArray, limit: float) -> Rates:
         """The leader's rate of every round; raises NoEquilibrium where the rule allows none."""
-        path = self.path
+        path, leader = self.path, aggregating(self.game, leader)
         if path is None:
             return _Samples(self).choose(leader, rounds, limit)
         if len(path) == 0:
@@ -195,7 +206,8 @@ class Answers:
 
     def least(self, leader: UniformLeader, rounds: IntArray, limit: float = np.inf) -> Array:
         """What a round costs at least, at any rate that the rule allows; never more than the true minimum."""
-        seen_as: UniformLeader = "noise_aware" if leader == "noise_aware" else "anticipating"
+        leader = aggregating(self.game, leader)
+        seen_as: UniformLeader = leader if leader in POOLED else "anticipating"
         if self.path is None:
             return _Samples(self).least(seen_as, rounds, limit)
         return _View(self.game, self.weights, self.path, seen_as, limit).best(rounds)[2]
@@ -271,7 +283,8 @@ class _View:
     """A path as one leader sees it: pieces of segments, with noise, pay and pull at any rate of each.
 
     pull  g_i: what the leader believes a higher rate does to client i's noise. mean_field (eq. 16) takes others' risk
-          as it stands, so each answers with w/2a; the others know that it moves (eq. 17 to 19), so g = ε·u
+          as it stands, so each answers with w/2a; the others know that it moves (eq. 17 to 19), so g = ε·u. Of a sum
+          that opens as a whole (eq. 34) harm and pull are those of X = Σ(n_i/n̄)√ρ_i: s = n/n̄ and s·u
     """
 
     def __init__(self, game: Game, weights: Array, path: Path, leader: UniformLeader, limit: float) -> None:
@@ -280,15 +293,17 @@ class _View:
         # Sums, not products: BLAS would start threads, which wait for each other on busy cores.
         self.paid_slope, self.paid_offset = ((line * weights).sum(axis=1) for line in (path.slope, path.offset))
         self.strength = np.full(len(path), tau / (1 - tau))
+        part, (sizes, harm) = path.participating, pooled_sizes(game)
+        self.slope, self.offset = path.slope, np.where(part, path.offset, -1.0)  # who is out has no noise
         if leader == "noise_aware":  # all clients together are one whose budget is X = Σ(n_i/n̄)²ρ_i
-            sizes, harm = noise_aware_sums(game)
-            self.slope, self.offset = ((line * sizes).sum(axis=1)[:, None] for line in (path.slope, path.offset))
+            self.slope, self.offset = ((line * sizes**2).sum(axis=1)[:, None] for line in (path.slope, path.offset))
             self.harm = np.full((len(path), 1), harm)
+        elif leader == "secure_sum":
+            self.harm = np.where(part, sizes, 0.0)
+            self.strength = self.strength * harm
         else:
-            part, examples = path.participating, clients.data_size
-            self.slope, self.offset = path.slope, np.where(part, path.offset, -1.0)  # who is out has no noise
             self.harm = np.where(part, clients.noise_harm, 0.0)
-            self.strength = self.strength * (examples.sum() / (part @ examples)) ** 2
+            self.strength = self.strength * (sizes.sum() / (part @ sizes)) ** 2
         if leader == "mean_field":
             alone = np.where(path.free, weights / (2 * clients.quadratic_cost), 0.0)
             self.pull, self.steepness = self.harm * alone, self.paid_slope + (alone * weights).sum(axis=1)
@@ -315,7 +330,10 @@ class _View:
         return segment.astype(np.int64), low_ends, high_ends
 
     def sums(self, segments: IntArray, rates: Array) -> Array:
-        """Σ ε_i/ρ_i, Σ g_i/ρ_i² and Σ g_i u_i/ρ_i³ at one rate of each of these segments."""
+        """Σ ε_i/ρ_i, Σ g_i/ρ_i² and Σ g_i u_i/ρ_i³ at one rate of each of these segments: the noise, its pull P, −P'/2.
+
+        Of a sum that opens as a whole the noise is 1/X², made of X = Σ s√ρ, 2X' = Σ su/√ρ and −4X'' = Σ su²/√ρ³.
+        """
         sums, rows = np.zeros((3, len(rates))), segments if len(self.path) > 1 else slice(None)
         step = 1 + AT_ONCE // (1 + len(rates))
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -323,10 +341,15 @@ class _View:
                 part = slice(first, first + step)
                 harm, pull, slope = self.harm[rows, part], self.pull[rows, part], self.slope[rows, part]
                 inverse = 1 / np.maximum(rates[:, None] * slope - self.offset[rows, part], 0.0)
-                square = inverse * inverse
-                sums[0] += np.vecdot(harm, inverse)
+                noise, square = inverse, inverse * inverse
+                if self.leader == "secure_sum":
+                    noise, square = 1 / np.sqrt(inverse), np.sqrt(inverse)
+                sums[0] += np.vecdot(harm, noise)
                 sums[1] += np.vecdot(pull, square)
                 sums[2] += np.vecdot(pull * slope, square * inverse)
+            if self.leader == "secure_sum":
+                whole, steep, bent = sums
+                sums = np.array([whole**-2, steep / whole**3, bent / (4 * whole**3) + 0.75 * steep**2 / whole**4])
         return sums
 
     def condition(self, pieces: IntArray, rates: Array, pulled: Array, rounds: Array | float) -> Array:
@@ -433,6 +456,7 @@ class _Sums:
     noise: Array  # Σ ε_i/ρ_i of those who participate, times how much it grows because others opt out
     paid: Array  # Σ w_i ρ_i
     effective: Array  # Σ (n_i/n̄)² ρ_i
+    rooted: Array  # Σ (n_i/n̄) √ρ_i
     pull: Array  # Σ ε_i (w_i/2a_i)/ρ_i² of free clients, grown alike
     alone: Array  # Σ w_i²/2a_i of free clients
     allowed: Array  # 1 where the participation rule allows the rate
@@ -441,7 +465,8 @@ class _Sums:
         """The server's cost of every round at every rate, [rounds, rates]; infinite where a rate is not allowed."""
         tau, pay = game.accuracy_weight, self.rates * self.paid
         with np.errstate(divide="ignore", invalid="ignore"):
-            noise = noise_aware_sums(game)[1] / self.effective if leader == "noise_aware" else self.noise
+            of_leader = {"noise_aware": 1 / self.effective, "secure_sum": self.rooted**-2.0}
+            noise = pooled_sizes(game)[1] * of_leader[leader] if leader in POOLED else self.noise
             costs = tau * noise / rounds[:, None] + (1 - tau) * pay
         return np.where((self.allowed > 0) & (pay <= limit) & (self.effective > 0), costs, np.inf)
 
@@ -486,7 +511,7 @@ class _Samples:
         between each rate and the next, sums of which no cost inside is less.
         """
         answers, clients = self.answers, self.game.clients
-        sizes, examples, own = noise_aware_sums(self.game)[0], clients.data_size, answers.followers.own[0]
+        sizes, own = pooled_sizes(self.game)[0], answers.followers.own[0]
         rows, before = [], None
         for rate, j, k in zip(rates, low, high, strict=True):
             wish = self._between(rate, j, k)
@@ -496,11 +521,12 @@ class _Samples:
             before = budgets
             part, free = most > 0, (wish > clients.budget_min) & (wish < clients.budget_max)
             inverse = np.divide(1.0, most, out=np.zeros_like(most), where=least > 0)
-            grown = (examples.sum() / (examples @ part)) ** 2 if part.any() else 0.0
+            grown = (sizes.sum() / (sizes @ part)) ** 2 if part.any() else 0.0
             pulled = (clients.noise_harm * own * inverse**2)[free].sum()
             allowed = part[answers.able].all() if answers.participation == "everyone" else part.any()
             noise, alone = clients.noise_harm @ inverse, (answers.weights * own)[free].sum()
-            rows.append((rate, grown * noise, answers.weights @ least, sizes @ most, grown * pulled, alone, allowed))
+            pooled = sizes**2 @ most, sizes @ np.sqrt(most)
+            rows.append((rate, grown * noise, answers.weights @ least, *pooled, grown * pulled, alone, allowed))
         columns = np.array(rows, dtype=np.float64).T
         return _Sums(columns[0, :-1], *columns[1:, 1:]) if cells else _Sums(*columns)
 

@@ -42,6 +42,7 @@ from mppfl.game.plan import (
     plan_from_rounds,
 )
 from mppfl.network import ClosedWalks, Propagation
+from mppfl.spec import Trust
 from mppfl.text import nearest
 
 AT_A_BOUND = "some clients are at a bound of their budgets"
@@ -61,6 +62,7 @@ class Mechanism:
         has_rate: False where prices are its own whatever rates are given.
         only_rate_differs: whether it is mppfl but for the rate, so that common rates leave nothing of it.
         compared: whether `compare` takes it unless told otherwise.
+        trust: under which its server aggregates, whatever the game's; None: the game's.
         options: values bound to the function.
 
     Example:
@@ -78,6 +80,7 @@ class Mechanism:
     has_rate: bool = True
     only_rate_differs: bool = False
     compared: bool = True
+    trust: Trust | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -103,12 +106,16 @@ class Mechanism:
         """The same mechanism with options bound to its function."""
         return replace(self, options={**self.options, **options})
 
+    def seen(self, game: Game) -> Game:
+        """The game under the trust of its server."""
+        return game if self.trust is None or game.opens_sums else game.with_trust(self.trust)
+
     def __call__(self, game: Game, horizon: Horizon) -> Plan:
         """The plan, checked: whoever wrote the function may have forgotten a round, a client or a bound."""
         if horizon.participation == "rational" and (self.leader is None or game.num_clients > PATH_BELOW):
             return settled_plan(game, horizon, self)
         try:
-            plan = self.function(game, horizon, **self.options)
+            plan = self.function(self.seen(game), horizon, **self.options)
         except (MppflError, MemoryError):
             raise
         except Exception as cause:  # somebody else's code can fail in any way
@@ -231,6 +238,12 @@ def mppfl_noise_aware(game: Game, horizon: Horizon) -> Plan:
     return _uniform(game, horizon, "mppfl_noise_aware", "noise_aware")
 
 
+@mechanism(title="MPPFL, secure sum", leader="secure_sum", trust="secure_sum", only_rate_differs=True, compared=False)
+def mppfl_secure_sum(game: Game, horizon: Horizon) -> Plan:
+    """The server opens nothing but the sum, on which the noise of all lies as one: the cheapest rate (eq. 34)."""
+    return _uniform(game, horizon, "mppfl_secure_sum", "secure_sum")
+
+
 @mechanism(
     title="MPPFL, limited payments",
     leader="budget_limited",
@@ -266,11 +279,21 @@ def personalised(game: Game, horizon: Horizon) -> Plan:
     With floors above 0 it need not be the cheapest: a client gives its floor for nothing, but is paid here the price at
     which it would give that much of its own accord.
     """
+    return _personal(game, horizon, "personalised")
+
+
+@mechanism(title="Personal prices, secure sum", has_rate=False, trust="secure_sum", compared=False)
+def personalised_secure_sum(game: Game, horizon: Horizon) -> Plan:
+    """The cheapest price for each client where the server opens nothing but the sum: all are wanted (eq. 35)."""
+    return _personal(game, horizon, "personalised_secure_sum")
+
+
+def _personal(game: Game, horizon: Horizon, name: str) -> Plan:
     require_somebody(game)
     terms = _round_by_round(game, horizon, personal_budgets, lambda budgets: personal_prices(game, budgets))
     floors = int((game.clients.budget_min > 0).sum())
     note = f"{floors} clients give their budget_min above 0 for nothing; these prices make no use of that"
-    return plan_from_rounds("personalised", terms, (note,) if floors else ())
+    return plan_from_rounds(name, terms, (note,) if floors else ())
 
 
 def _round_by_round(
@@ -449,5 +472,5 @@ def personal_prices(game: Game, budgets: Array) -> Array:
 # ---- by name ----------------------------------------------------------------------------------------------------
 
 _USUAL = (mppfl, mppfl_exact, mppfl_noise_aware, social_agnostic, random, dp_fedavg, sarda_like, sarda_r)
-_SPECIAL = (budget_limited, pigouvian, personalised, noiseless)
+_SPECIAL = (budget_limited, pigouvian, personalised, noiseless, mppfl_secure_sum, personalised_secure_sum)
 MECHANISMS: dict[str, Mechanism] = {record.name: record for record in (*_USUAL, *_SPECIAL)}

@@ -10,8 +10,10 @@ import numpy as np
 
 from mppfl.arrays import Array, read_only, require, require_number
 from mppfl.errors import BadInput
+from mppfl.fields import About, checked
 from mppfl.game.loss import LossOperator
 from mppfl.network import Diagonal, Propagation, SocialGraph, propagate
+from mppfl.spec import Trust
 from mppfl.text import lines_of, span
 
 LARGEST = 1e100  # of a client's numbers: the game multiplies up to three of them
@@ -84,6 +86,8 @@ class Game:
         propagation: influence over all walks in the graph.
         externality_strength: α >= 0, how much others' budgets add to one's own privacy loss.
         accuracy_weight: 0 < τ < 1, the server's weight on accuracy; 1 - τ is its weight on payments.
+        trust: "local", where every upload carries noise of its own; "secure_sum" or "server", where the noise of all
+            lies on one sum: that decides what budgets are worth to the server (model, eq. 34).
 
     Raises:
         BadInput: the numbers of clients differ, or a constant is out of its range.
@@ -101,6 +105,7 @@ class Game:
     propagation: Propagation
     externality_strength: float
     accuracy_weight: float
+    trust: Trust = "local"
 
     def __post_init__(self) -> None:
         if self.clients.num_clients != self.propagation.num_clients:
@@ -111,6 +116,7 @@ class Game:
         strength = require_number(self.externality_strength, "externality_strength", 0.0, LARGEST, open_ends=False)
         object.__setattr__(self, "externality_strength", strength)
         object.__setattr__(self, "accuracy_weight", require_number(self.accuracy_weight, "accuracy_weight", 0.0, 1.0))
+        checked("trust", self.trust, Trust, About(""))
 
     @property
     def num_clients(self) -> int:
@@ -123,6 +129,7 @@ class Game:
             "externality_strength": f"{self.externality_strength:g}",
             "accuracy_weight": f"{self.accuracy_weight:g}",
         }
+        facts |= {"trust": self.trust} if self.opens_sums else {}
         facts |= {name: span(getattr(self.clients, name)) for name in ("quadratic_cost", "linear_cost", "noise_harm")}
         return lines_of(f"Game of {self.num_clients:,} clients", facts)
 
@@ -141,9 +148,21 @@ class Game:
         """Whether true row sums of αΣ stay below 1, which proves a unique equilibrium for every reward rate."""
         return bool(self.externality_strength * self.propagation.row_sums.max() < 1)
 
+    @property
+    def opens_sums(self) -> bool:
+        """Whether the noise of all clients lies on one sum, which opens as a whole."""
+        return self.trust != "local"
+
     def with_bounds(self, budget_min: Array, budget_max: Array) -> Game:
         """The same game with other bounds on budgets; what was already solved for the network is kept."""
-        changed = replace(self, clients=replace(self.clients, budget_min=budget_min, budget_max=budget_max))
+        return self._on_its_network(clients=replace(self.clients, budget_min=budget_min, budget_max=budget_max))
+
+    def with_trust(self, trust: Trust) -> Game:
+        """The same game under another trust; what was already solved for the network is kept."""
+        return self._on_its_network(trust=trust)
+
+    def _on_its_network(self, **changes: Any) -> Game:
+        changed = replace(self, **changes)
         changed.__dict__["loss"] = self.loss
         return changed
 
@@ -156,6 +175,7 @@ def make_game(
     hop_decay: float = 0.9,
     externality_strength: float = 0.05,
     accuracy_weight: float = 0.5,
+    trust: Trust = "local",
     diagonal: Diagonal = "auto",
     device: str | None = None,
 ) -> Game:
@@ -168,6 +188,7 @@ def make_game(
         hop_decay: decay factor per hop, between 0 and 1.
         externality_strength: α >= 0, how much others' budgets add to one's own privacy loss.
         accuracy_weight: 0 < τ < 1, the server's weight on accuracy.
+        trust: "local", or "secure_sum" or "server", where the noise of all clients lies on one sum.
         diagonal: how closed walks are counted: "exact", "estimate", or "auto" by size.
         device: "cuda", "cuda:1" or "cpu" to let PyTorch count closed walks; the game stays in main memory.
 
@@ -187,7 +208,7 @@ def make_game(
           noise_harm            0.5
     """
     spread = propagate(graph, max_hops, hop_decay, diagonal=diagonal, device=device)
-    return Game(graph, clients, spread, externality_strength, accuracy_weight)
+    return Game(graph, clients, spread, externality_strength, accuracy_weight, trust)
 
 
 def privacy_loss(game: Game, budgets: Array) -> Array:
@@ -211,13 +232,31 @@ def utility(game: Game, prices: Array | float, budgets: Array, losses: Array | N
 
 
 def accuracy_term(game: Game, round_index: int, budgets: Array) -> float:
-    """Σ ε_i/(t ρ_i) over the participating clients (model, eq. 8): the noise's share of the loss bounded by eq. 10."""
+    """Σ ε_i/(t ρ_i) over the participating clients (model, eq. 8): the noise's share of the loss bounded by eq. 10.
+
+    Where sums open as a whole, N²ε̄/(t X²) with X = Σ(n_i/n̄)√ρ_i (eq. 34).
+    """
+    if game.opens_sums:
+        return noise_of_sum(game, budgets) / round_index
     part = budgets > 0
     return float((game.clients.noise_harm[part] / budgets[part]).sum() / round_index)
 
 
+def pooled_sizes(game: Game) -> tuple[Array, float]:
+    """n_i/n̄ of every client, and N²ε̄: what servers weigh that do not average by size alone (model, eq. 18 and 34)."""
+    clients = game.clients
+    return clients.data_size / clients.data_size.mean(), game.num_clients**2 * float(clients.noise_harm.mean())
+
+
+def noise_of_sum(game: Game, budgets: Array) -> float:
+    """N²ε̄/X² with X = Σ(n_i/n̄)√ρ_i: harm of the one noise on a sum that opens as a whole (model, eq. 34)."""
+    sizes, harm = pooled_sizes(game)
+    effective = float(sizes @ np.sqrt(budgets)) ** 2
+    return harm / effective if effective > 0 else np.inf
+
+
 def server_cost(game: Game, round_index: int, prices: Array | float, budgets: Array) -> float:
-    """U_t = τ Σ ε_i/(t ρ_i) + (1−τ) Σ p_i ρ_i; clients who opt out are left out of both sums (model, eq. 9)."""
+    """U_t = τ · accuracy term + (1−τ) Σ p_i ρ_i; clients who opt out are left out of both (model, eq. 9)."""
     weight = game.accuracy_weight
     return weight * accuracy_term(game, round_index, budgets) + (1 - weight) * float(np.sum(prices * budgets))
 
@@ -226,12 +265,14 @@ def cost_without_absent(game: Game, round_index: int, prices: Array | float, bud
     """The server's cost with weights shared among those who participate: what a leader weighs at the bounds (eq. 9).
 
     U_t alone forgets a client the moment its budget reaches 0, and would be least with nobody left. Weights θ_i are
-    |D_i|/Σ|D| over participants, and ε_i goes with θ_i² (eq. 11): it grows as others opt out.
+    |D_i|/Σ|D| over participants, and ε_i goes with θ_i² (eq. 11): it grows as others opt out. The noise of a sum that
+    opens as a whole does so by itself (eq. 34).
     """
     part, sizes = budgets > 0, game.clients.data_size
     if not part.any():
         return np.inf
-    noise = float(sizes.sum() / sizes[part].sum()) ** 2 * accuracy_term(game, round_index, budgets)
+    grown = 1.0 if game.opens_sums else float(sizes.sum() / sizes[part].sum()) ** 2
+    noise = grown * accuracy_term(game, round_index, budgets)
     return game.accuracy_weight * noise + (1 - game.accuracy_weight) * float(np.sum(prices * budgets))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from mppfl.arrays import Array, IntArray
 from mppfl.game.equilibrium import PATH_BELOW, Followers
-from mppfl.game.leader import Answers, cost_of, noise_aware_sums
+from mppfl.game.leader import POOLED, Answers, aggregating, cost_of, pooled_noise
 from mppfl.game.mechanisms import MECHANISMS, Mechanism, blind
 from mppfl.game.model import Game, privacy_cost, utility, wanted_loss
 from mppfl.game.participation import regret_of_free_choice
@@ -23,7 +23,7 @@ AT_ONCE = 100_000  # clients × rounds that are computed side by side
 class Outcome:
     """Sums over clients, one entry per round. Money, unless said.
 
-    accuracy_terms   Σ ε_i/(t ρ_i) over those who participate, no unit
+    accuracy_terms   Σ ε_i/(t ρ_i) over those who participate, or what the server's aggregation makes of it, no unit
     payments         Σ p_i ρ_i
     server_costs     τ·accuracy + (1−τ)·payments
     welfare          Σ (p_i ρ_i − privacy cost), compute cost left out
@@ -64,9 +64,10 @@ def evaluate(game: Game, plan: Plan) -> Outcome:
     """What every round of a plan brings the server and the clients."""
     noise, payments, gain, below, taking, gap, regret, relative = _sums_of_all(game, plan).T
     record = MECHANISMS.get(plan.mechanism)
-    if record is not None and record.leader == "noise_aware":  # its server weighs uploads by their noise (eq. 18)
-        sizes, harm = noise_aware_sums(game)
-        noise = harm / np.array([sizes @ terms.budgets for terms in plan])
+    played = game if record is None else record.seen(game)
+    leader = aggregating(played, (record and record.leader) or "anticipating")
+    if leader in POOLED:  # its server weighs uploads by their noise (eq. 18), or opens sums only (eq. 34)
+        noise = np.array([pooled_noise(game, leader, terms.budgets) for terms in plan])
     accuracy, weight = noise / plan.rounds, game.accuracy_weight
     costs = weight * accuracy + (1 - weight) * payments
     return Outcome(
