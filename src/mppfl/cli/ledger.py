@@ -170,7 +170,12 @@ def _with_infinity(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def epsilon_command(
     source: Source,
     delta: Annotated[float, inputs.option("dp_delta of all releases together, such as 1e-5.")],
-    method: Annotated[str, inputs.option("Accounting: exact (Gaussian noise only), rdp, zcdp or pld.")] = "exact",
+    method: Annotated[
+        str | None,
+        inputs.option(
+            "Accounting: exact (Gaussian noise only), rdp, zcdp or pld; the tightest that holds unless given."
+        ),
+    ] = None,
     client: ClientOption = None,
     unit: UnitOption = None,
     json: inputs.JsonOption = False,
@@ -182,22 +187,22 @@ def epsilon_command(
     from mppfl.privacy import METHODS
 
     methods = (*METHODS, "pld")  # pld needs the releases, not only their budgets
-    if method not in methods:
+    if method is not None and method not in methods:
         raise BadInput(f"--method={method!r} is not known. Known: {', '.join(methods)}.")
     with _open(source) as ledger, inputs.working("accounting"):
         names = list(dict.fromkeys(client or ledger.clients))
-        columns = {
-            unit: {"dp_epsilon": ledger.get_epsilon(names, delta, method, unit=unit)} for unit in _units(ledger, unit)
-        }
+        units = _units(ledger, unit)
+        used = {unit: method or ledger.account(names, unit).accounting for unit in units}
+        columns = {unit: {"dp_epsilon": ledger.get_epsilon(names, delta, used[unit], unit=unit)} for unit in units}
         meanings = {unit: ledger.get_attack_risk(names, unit=unit).sentence for unit in columns if names}
         notes = ledger.notes()
     rows = _rows(names, columns)
     if json:
-        answer = {"dp_delta": delta, "method": method, "meaning": meanings, "notes": notes}
+        answer = {"dp_delta": delta, "method": method or used, "meaning": meanings, "notes": notes}
         inputs.print_json(answer | {"clients": _with_infinity(rows)})
         return
     _print_rows(rows)
-    typer.echo(f"at dp_delta {delta:g} by the method {method}")
+    typer.echo(f"at dp_delta {delta:g} by the method {', '.join(dict.fromkeys(used.values()))}")
     for released, meaning in meanings.items():
         typer.echo(f"per {released}, at most: {meaning}")
     inputs.warn(notes)
@@ -247,12 +252,11 @@ def _released_per_client(ledger: PrivacyLedger, client: str) -> bool:
 def _label(ledger: PrivacyLedger, client: str, unit: Any, delta: float) -> dict[str, Any]:
     """One client's figures in one unit."""
     account = ledger.account(client, unit)
-    method = "pld" if account.poisson.any() else "rdp" if account.not_gaussian.any() else "exact"
     risk = ledger.get_attack_risk(client, unit=unit)
     return {
         "hides": "one record, replaced by nothing" if account.zero_out.any() else "one record, replaced by another",
-        "dp_epsilon": ledger.get_epsilon(client, delta, method, unit=unit),
-        "accounting": method,
+        "dp_epsilon": ledger.get_epsilon(client, delta, account.accounting, unit=unit),
+        "accounting": account.accounting,
         "spent": float(account.budget[0]),
         "cap": float(account.cap[0]),
         "remaining": float(account.remaining[0]),

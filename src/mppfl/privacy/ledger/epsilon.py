@@ -53,6 +53,11 @@ class Account(Tabular):
     zero_out: BoolArray
 
     @property
+    def accounting(self) -> str:
+        """The tightest method of accounting that holds for the releases of all these clients."""
+        return "pld" if self.poisson.any() else "rdp" if self.not_gaussian.any() else "exact"
+
+    @property
     def remaining(self) -> Array:
         """What each client may still spend; infinite without a cap."""
         return np.asarray(np.maximum(self.cap - np.where(np.isinf(self.cap), 0.0, self.budget), 0.0))
