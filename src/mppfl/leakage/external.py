@@ -25,6 +25,10 @@ from mppfl.privacy import Unit
 from mppfl.privacy.ledger import Account, PrivacyLedger
 
 
+SUMS = ("secure sum", "server")  # how the names of protections begin under which one noise serves all
+NO_BOUND_OF_SUMS = "the ledger holds sums in which one noise hides everybody, and no bound is proved for these"
+
+
 @dataclass(frozen=True, slots=True)
 class ExternalColumns:
     """What others' releases say about each client: one entry per client in every array.
@@ -89,7 +93,8 @@ def external_columns(
     spent = in_network(account.budget)
     of_all_data = in_network(_worth_for_all_data(account, counts))
     missing = _why_budgets_do_not_tell(ledger.units, account, counts)
-    bound = _bound(graph, couplings, of_all_data * spent, missing)
+    shared = any(name.startswith(SUMS) for name in ledger.protections)
+    bound = _bound(graph, couplings, of_all_data * spent, missing or (NO_BOUND_OF_SUMS if shared else ""))
     leak, leak_reason, leak_notes = _leak(graph, known, of_all_data * spent, missing)
     columns = {
         "spent": spent,

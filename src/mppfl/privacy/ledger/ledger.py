@@ -258,6 +258,12 @@ class PrivacyLedger(Database):
             ask = "SELECT DISTINCT unit FROM totals WHERE adjacency != ? ORDER BY unit DESC"
             return tuple(unit for (unit,) in read.execute(ask, (ANY,)))
 
+    @property
+    def protections(self) -> tuple[str, ...]:
+        """Names of the protections under which anything was released."""
+        with self._reading() as read:
+            return tuple(name for (name,) in read.execute("SELECT DISTINCT protection FROM events ORDER BY protection"))
+
     def __len__(self) -> int:
         with self._reading() as read:
             return int(read.execute("SELECT events FROM state").fetchone()[0])
