@@ -11,6 +11,7 @@ from mppfl.charts import MECHANISM_SLOTS, in_words, to_plotly
 from mppfl.errors import BadFile, BadInput
 from mppfl.experiment import run_experiment
 from mppfl.explorer import RUN_CHARTS, RunReader, ledger_rows, progress, run_charts, run_view
+from mppfl.privacy import Protection
 from tests.experiment.runs import make_run
 from tests.experiment.small import small
 from tests.experiment.test_store import Killed, stop_after
@@ -93,7 +94,7 @@ def test_a_folder_that_is_gone_is_told_once_while_it_is_followed(folder, tmp_pat
     shutil.copytree(folder / "demo", tmp_path / "runs" / "demo")
     reader, names = RunReader(tmp_path / "runs"), ("demo/mppfl",)
     before = run_view(reader, names, False, None)
-    assert "demo/mppfl</b>: mppfl, finished, 4 rounds" in before.texts["run-status"]
+    assert "demo/mppfl</b>: mppfl, finished, 4 rounds; ρ-zCDP for all data of a client" in before.texts["run-status"]
     shutil.rmtree(tmp_path / "runs")
     gone = run_view(reader, names, False, before.seen)
     assert (gone.options, gone.charts) == ([], ())
@@ -117,6 +118,7 @@ def test_finished_and_unfinished_runs_read_alike(folder):
     assert begun["run-budgets"].lines[0].high == pytest.approx(charts["run-budgets"].lines[0].high[:3])
     assert ((charts["accuracy"].lines[0].y >= 0) & (charts["accuracy"].lines[0].y <= 100)).all()
     assert done.is_simulation
+    assert done.guarantee == late.guarantee == Protection(unit="client").guarantee
     assert any("seeded noise protects no one" in note for note in late.notes)
 
 
@@ -191,7 +193,7 @@ def test_a_run_without_noise_and_one_of_many_clients_are_drawn_too(tmp_path):
     make_run("free", noiseless=True).save(tmp_path / "free")
     make_run("many", num_clients=200, evaluate_every=5, noise="gaussian").save(tmp_path / "many")
     free, many = read_run(tmp_path, "free"), read_run(tmp_path, "many")
-    assert (free.noise, many.is_simulation) == ("none", False)
+    assert (free.noise, free.guarantee, many.is_simulation) == ("none", "", False)
     budgets = charts_of(tmp_path, "free", "many")["run-budgets"]
     assert "no budgets: free" in budgets.note
     assert [len(line.x) for line in budgets.lines] == [0, 12]

@@ -70,6 +70,7 @@ class LiveRun:
     charged_since   ρ by client in the rounds that the ledger has and the checkpoint has not; rounds × clients
     accounts        from the ledger, or from the finished run; None where neither is there
     noise           gaussian, discrete, simulated or none
+    guarantee       what a budget of ρ per round promises, in words; "" without noise
     """
 
     marks: Marks
@@ -85,6 +86,7 @@ class LiveRun:
     noise: str
     unit: str
     dp_delta: float
+    guarantee: str
     notes: tuple[str, ...]
 
     @property
@@ -155,6 +157,7 @@ def _finished(folder: Path, marks: Marks) -> LiveRun:
         noise=accounts.noise,
         unit=accounts.unit,
         dp_delta=accounts.dp_delta,
+        guarantee="" if accounts.noise == "none" else accounts.guarantee,
         notes=tuple(dict.fromkeys((*accounts.notes, *run.notes))),
     )
 
@@ -191,6 +194,7 @@ def _unfinished(folder: Path, marks: Marks) -> LiveRun:
         noise=config.protection.noise if protected else "none",
         unit=config.protection.unit,
         dp_delta=config.protection.dp_delta,
+        guarantee=config.protection.guarantee if protected else "",
         notes=tuple(notes),
     )
 

@@ -246,7 +246,10 @@ def run_view(reader: RunReader, names: Sequence[str], dark: bool, seen: str | No
 
 
 def _status(runs: Runs, errors: Sequence[str]) -> Markup:
-    lines = [tag("li", tag("b", name), f": {run.mechanism}, {progress(run)}") for name, run in runs.items()]
+    lines = [
+        tag("li", tag("b", name), f": {'; '.join(filter(None, (f'{run.mechanism}, {progress(run)}', run.guarantee)))}")
+        for name, run in runs.items()
+    ]
     notes: dict[str, list[str]] = {}
     for name, run in runs.items():
         for note in run.notes:

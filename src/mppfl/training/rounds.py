@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -36,7 +37,7 @@ from mppfl.privacy import (
     round_cost,
     sum_cost,
 )
-from mppfl.privacy.ledger import PrivacyLedger
+from mppfl.privacy.ledger import PrivacyLedger, TooManyHistories
 from mppfl.spec import TrainingConfig
 from mppfl.training.aggregate import WeightedMean
 from mppfl.training.client import (
@@ -421,7 +422,11 @@ def largest_epsilon(state: TrainingState) -> float:
         names = [name for name in data.names if name in in_ledger]
         if not state.is_done or not names:
             return math.nan
-        return float(np.max(state.ledger.get_epsilon(names, protection.dp_delta, "pld", unit=protection.unit)))
+        ask = partial(state.ledger.get_epsilon, names, protection.dp_delta, unit=protection.unit)
+        try:
+            return float(np.max(ask("pld")))
+        except TooManyHistories:  # with as many clients of different sizes, a training must not end here
+            return float(np.max(ask("rdp")))
     worst = int(np.argmax(state.account["spent"]))
     spent, extra_delta = (float(state.account[name][worst]) for name in ("spent", "extra_delta"))
     if spent == 0 or math.isinf(spent):

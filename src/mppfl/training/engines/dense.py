@@ -185,7 +185,8 @@ class SpannedDescent:
         self.model, self.learning_rate, self.gradients = model, learning_rate, gradients
         self.features, self.labels = table.features.flatten(1), table.labels
         self.weight, self.bias = (f"{gradients.names[0]}.{part}" for part in ("weight", "bias"))
-        largest = float(self.features.abs().max()) if self.features.numel() else 0.0
+        # No abs(): it would take as much memory as the examples once more.
+        largest = max(map(abs, self.features.aminmax())).item() if self.features.numel() else 0.0
         self.is_tame = self.features.shape[1] * largest**2 < torch.finfo(self.features.dtype).max  # products are finite
         self._grams: dict[bytes, Tensor] = {}  # by the client's rows
         self._kept = 0  # their entries
@@ -293,7 +294,8 @@ class SpannedDescent:
         key = rows.tobytes()
         if key not in self._grams:
             gram = examples @ examples.mT + (self.bias in self.model.shapes)
-            if self._kept + gram.numel() > self.features.numel():  # clients have other examples in every round
+            # Where clients have other examples in every round, or are very many, those of before are let go.
+            if self._kept + gram.numel() > min(self.features.numel(), MOST_ENTRIES):
                 self._grams, self._kept = {}, 0
             self._grams[key] = gram
             self._kept += gram.numel()
