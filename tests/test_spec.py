@@ -66,6 +66,7 @@ OTHERS = st.fixed_dictionaries(
         "hop_decay": SHARES,
         "externality_strength": st.floats(0.0, 0.2),
         "accuracy_weight": SHARES,
+        "trust": st.sampled_from(["local", "secure_sum", "server"]),
         "budget_min": st.just(0.0) | st.floats(1e-6, 0.1),
         "budget_max": st.floats(0.2, 9.0),
         "num_rounds": st.integers(1, 4),
@@ -124,7 +125,7 @@ def require_equal_games(one, other):
     """Bit for bit: edges, clients, constants."""
     edges = (f"graph.influence.{array}" for array in ("data", "indices", "indptr"))
     costs = ("quadratic_cost", "linear_cost", "noise_harm", "compute_cost", "budget_min", "budget_max")
-    constants = ("externality_strength", "accuracy_weight", "propagation.max_hops", "propagation.hop_decay")
+    constants = ("externality_strength", "accuracy_weight", "propagation.max_hops", "propagation.hop_decay", "trust")
     for part in (*edges, *(f"clients.{cost}" for cost in costs), *constants):
         assert np.array_equal(attrgetter(part)(one), attrgetter(part)(other)), part
 
@@ -174,6 +175,7 @@ HANDFUL = [
     {"num_clients": 7, "seed": 1, "num_rounds": 3, "mechanism": "social_agnostic", "reward_rate": "common"},
     {"num_clients": 8, "num_rounds": 2, "mechanism": "dp_fedavg", "fixed_budget": 0.25, "reward_rate": 1.5},
     {"num_clients": 8, "num_rounds": 2, "budget_max": 0.5, "participation": "rational", "against": "nothing"},
+    {"num_clients": 8, "num_rounds": 2, "trust": "secure_sum"},
 ]
 
 
@@ -196,6 +198,15 @@ def test_every_door_solves_to_the_same_numbers(command_line, tmp_path, values):
         spec = GameSpec(**game)
         solution = mppfl.solve(spec.build(), mechanism, num_rounds=spec.num_rounds)
         assert solution.plan[0].budgets.tolist() == shown.plan[0].budgets.tolist()
+
+
+def test_the_game_of_a_file_has_the_trust_of_its_protection_unless_it_has_its_own(command_line, tmp_path):
+    path, sums = tmp_path / "sums.toml", '[protection]\ntrust = "secure_sum"\n'
+    path.write_text(f"[game]\nnum_clients = 8\nnum_rounds = 2\n{sums}", encoding="utf-8")
+    game = ("solve", "--num-clients", 8, "--rounds", 2, "--json")
+    by_file = [command_line("solve", "--experiment", path, *more, "--json") for more in ((), ("--trust", "local"))]
+    by_options = [command_line(*game, "--trust", trust) for trust in ("server", "local")]
+    assert [answer.json["rounds"] for answer in by_file] == [answer.json["rounds"] for answer in by_options]
 
 
 # ---- presets, numbers, names -------------------------------------------------------------------------------------

@@ -42,6 +42,8 @@ MECHANISM_SLOTS = {
     "budget_limited": 8,
     "pigouvian": 10,
     "personalised": 11,
+    "mppfl_secure_sum": 12,
+    "personalised_secure_sum": 13,
     "noiseless": 14,
 }
 

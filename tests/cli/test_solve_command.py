@@ -50,6 +50,8 @@ def test_without_json_a_reader_gets_labelled_lines(mppfl, friends):
         ("mppfl_noise_aware", 6),  # τ N²/(t·2ρ) + (1 − τ) 2pρ = 1/(tρ) + 3ρ², the same
         ("pigouvian", 6),
         ("personalised", 6),
+        ("mppfl_secure_sum", 12),  # X² = 4ρ: τ N²/(t·4ρ) + (1 − τ) 2pρ, the minimum of 1/(tρ) + 6ρ²
+        ("personalised_secure_sum", 12),
         ("sarda_r", 9),  # the optimum at p has s = p/3, so p = 4.5 ρ: the minimum of 1/(tρ) + 4.5 ρ²
         ("social_agnostic", 4),  # expects s = ρ, so p = 2ρ: the minimum of 1/(tρ) + 2ρ²
         ("sarda_like", 4.5),  # 1/(tρ²) = 1.5 · 3ρ: the harm to both friends

@@ -56,12 +56,12 @@ def chosen_by(game, leader, rule, round_index, limit=None):
 # ---- brute force ----------------------------------------------------------------------------------------------------
 
 
-def beaten_by_force(game, seed, num_rates):
+def beaten_by_force(game, seed, num_rates, leaders=LEADERS):
     """Choices that some rate of many beats by more than 1e-6 of their cost, or whose regret is not 0."""
     rng = np.random.default_rng(seed)
     round_index, limit = int(rng.integers(1, 40)), float(np.exp(rng.uniform(-2, 3)))
     beaten = []
-    for leader in LEADERS:
+    for leader in leaders:
         name, weights = prices_of(game, leader)
         most = limit if leader == "budget_limited" else np.inf
         ends = response_path(Followers(game, weights)).ends

@@ -78,8 +78,9 @@ SeedOption = Annotated[int, option("Random seed.")]
 MechanismOption = Annotated[
     str,
     option(
-        "Pricing mechanism: mppfl, mppfl_exact, mppfl_noise_aware, budget_limited, pigouvian, personalised, "
-        "social_agnostic, random, dp_fedavg, sarda_like, sarda_r or noiseless (see `mppfl compare`).",
+        "Pricing mechanism: mppfl, mppfl_exact, mppfl_noise_aware, mppfl_secure_sum, budget_limited, pigouvian, "
+        "personalised, personalised_secure_sum, social_agnostic, random, dp_fedavg, sarda_like, sarda_r or noiseless "
+        "(see `mppfl compare`).",
         PRICING,
     ),
 ]

@@ -122,7 +122,8 @@ def show(solution: Solution, seconds: float) -> None:
     size = f"{graph.num_clients:,} clients, {graph.num_edges:,} edges"
     hops = f"up to {spread.max_hops} hops, decay {spread.hop_decay:g}, αS = {game.contraction:.3g}"
     lines = [("network", f"{size}, {hops}")]
-    lines.append(("mechanism", f"{solution.plan.mechanism}, {num_rounds} round{'s' * (num_rounds > 1)}"))
+    trust = f", noise on the sum of all ({game.trust})" if game.opens_sums else ""
+    lines.append(("mechanism", f"{solution.plan.mechanism}, {num_rounds} round{'s' * (num_rounds > 1)}{trust}"))
     lines += [(label, "".join(f"{cell:>36}" for cell in cells)) for label, cells in rows.items()]
     lines += [("", ""), ("check", checks[0]), *(("", text) for text in checks[1:])]
     for label, text in lines:

@@ -36,7 +36,7 @@ class Row:
     """One mechanism under one reward convention in one game, summed over its rounds. Money, unless said.
 
     server_cost       Σ_t U_t (eq. 9)
-    noise_aware_cost  the same with noise-aware aggregation (eq. 18)
+    noise_aware_cost  the same with noise on every upload and noise-aware aggregation (eq. 18)
     welfare           Σ_t Σ_i (paid − privacy cost)
     total_welfare     clients and server together
     price_of_anarchy  optimal welfare at the same rates over welfare; None where it was not asked for, prices are

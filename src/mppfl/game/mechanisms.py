@@ -373,12 +373,15 @@ def dp_fedavg(game: Game, horizon: Horizon, *, fixed_budget: float | Literal["mi
 
 
 def _first_round(game: Game) -> RoundTerms:
-    """MPPFL's terms of round 1, with everybody where that is possible: a yardstick must not fail."""
-    horizon = Horizon(np.array([1]))
+    """MPPFL's terms of round 1, with everybody where that is possible: a yardstick must not fail.
+
+    It is the same under every trust: who opens sums pays just enough for the last client to give next to nothing.
+    """
+    horizon, local = Horizon(np.array([1])), game.with_trust("local")
     try:
-        return mppfl(game, horizon)[0]
+        return mppfl(local, horizon)[0]
     except NoEquilibrium:
-        return mppfl(game, replace(horizon, participation="voluntary"))[0]
+        return mppfl(local, replace(horizon, participation="voluntary"))[0]
 
 
 def _mean_agnostic_budget(game: Game) -> float:
