@@ -13,9 +13,11 @@ from scipy.stats import norm
 
 from mppfl.errors import BadInput
 from mppfl.training import (
+    MOST_KINDS,
     TrainingConfig,
     WeightedMean,
     batches_of_round,
+    estimated_dispersion,
     local_work,
     make_model,
     noise_aware_weights,
@@ -23,7 +25,6 @@ from mppfl.training import (
     stream,
     weights_of_updates,
 )
-from mppfl.training.aggregate import MOST_KINDS, estimated_dispersion
 from tests.training.trainings import CLIENT, FREE, configured, pictures, trained
 
 FALSE_ALARM = 1e-7

@@ -8,7 +8,14 @@ from mppfl.exports import export_lazily
 if TYPE_CHECKING:
     from mppfl.spec import Aggregation, EngineName, Precision, TrainingConfig
 
-    from .aggregate import WeightedMean, noise_aware_weights, server_step, weights_of_updates
+    from .aggregate import (
+        MOST_KINDS,
+        WeightedMean,
+        estimated_dispersion,
+        noise_aware_weights,
+        server_step,
+        weights_of_updates,
+    )
     from .audit import audit_sensitivity, audit_training
     from .budget_unit import (
         LEAST_EPSILON,
