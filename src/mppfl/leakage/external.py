@@ -24,7 +24,6 @@ from mppfl.network import Propagation, SocialGraph, propagate
 from mppfl.privacy import Unit
 from mppfl.privacy.ledger import Account, PrivacyLedger
 
-
 SUMS = ("secure sum", "server")  # how the names of protections begin under which one noise serves all
 NO_BOUND_OF_SUMS = "the ledger holds sums in which one noise hides everybody, and no bound is proved for these"
 
