@@ -29,4 +29,4 @@ def test_all_mechanisms_learn_under_secure_sums_what_local_noise_of_the_same_gua
         assert (run.accounts.unit, run.accounts.dp_delta) == ("record", 1e-5)
         assert 2.9 < run.accounts.dp_epsilon.max() <= 3.0
     assert min(run.final_accuracy for run in runs) > 0.85
-    assert local.final_accuracy < 0.7
+    assert local.final_accuracy < 0.8 < min(run.final_accuracy for run in runs)

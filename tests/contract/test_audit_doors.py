@@ -49,7 +49,7 @@ def test_the_sensitivity_of_a_protection_is_measured_on_neighbouring_data(golden
 
 def test_a_whole_training_is_audited_in_one_run(golden):
     quick = ("--set", "game.num_rounds=2", "--set", "training.model=linear", "--set", "protection.total_epsilon=2")
-    told = audit("training", *SMALL[:2], *quick, "--coins", 60)
+    told = audit("training", *SMALL[:2], *quick, "--num-coins", 60)
     golden.check({"claimed": told["claimed"], "coins": told["num_coins"], "delta": told["dp_delta"]}, relative=1e-9)
     assert 0 <= told["measured"] <= 2
     assert 0 <= told["right"] <= 60

@@ -96,7 +96,7 @@ def test_tables_may_be_dictionaries_checked_as_the_file_is():
 def test_an_experiment_is_shown_by_what_it_changes():
     assert repr(Experiment()) == "Experiment 'experiment': mppfl, seed 0"
     shown = repr(read_experiment(EXAMPLES / "demo.toml")).splitlines()
-    assert shown[0].startswith("Experiment 'demo': mppfl, social_agnostic")
+    assert shown[0].startswith("Experiment 'demo': personalised_secure_sum, mppfl, social_agnostic")
     assert len(shown) <= 7
     assert max(map(len, shown)) <= 120
 
@@ -259,7 +259,7 @@ def test_whatever_a_file_says_it_is_an_experiment_or_one_line(inner, top):
 def test_the_examples_are_valid():
     demo = read_experiment(EXAMPLES / "demo.toml")
     assert (demo.data.name, demo.output) == ("digits", Experiment().output)  # needs no download
-    assert demo.mechanisms == ("mppfl", "social_agnostic", "random", "dp_fedavg", "sarda_like")
+    assert demo.mechanisms == ("personalised_secure_sum", "mppfl", "social_agnostic", "dp_fedavg", "sarda_like")
     private = read_experiment(EXAMPLES / "fashion_mnist_private.toml")
     assert (private.data.name, private.data.features) == ("fashion-mnist", "oriented_gradients")
     assert (private.mechanisms, private.game.fixed_budget, private.protection.total_epsilon) == (

@@ -212,9 +212,10 @@ def test_communities_are_opened_by_a_click_and_left_by_the_trail(page, site):
 def test_finished_runs_lie_over_each_other(page, runs_folder):
     page.link("?tab=run&runs=done/mppfl&runs=done/dp_fedavg")
     page.page.wait_for_selector("#run-status li >> nth=1")
+    guarantee = "ρ-zCDP for all data of a client, against everybody who sees its update"
     assert page.page.locator("#run-status li").all_inner_texts() == [
-        "done/mppfl: mppfl, finished, 4 rounds",
-        "done/dp_fedavg: dp_fedavg, finished, 4 rounds",
+        f"done/mppfl: mppfl, finished, 4 rounds; {guarantee}",
+        f"done/dp_fedavg: dp_fedavg, finished, 4 rounds; {guarantee}",
     ]
     traces = page.figure("accuracy")["traces"]
     assert [trace["name"] for trace in traces] == ["done/mppfl", "done/dp_fedavg"]

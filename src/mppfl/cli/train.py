@@ -92,7 +92,9 @@ def show(runs: Sequence[Run]) -> None:
             typer.echo(f"{run.name}: {note}")
         if num_clients := int((run.rounds_refused > 0).sum()):
             uploads = int(run.rounds_refused.sum())
-            typer.echo(f"{run.name}: caps refused {uploads:,} uploads of {num_clients:,} of the clients")
+            capped = run.setting("cap") is not None or run.setting("caps")
+            why = "caps" if capped else "budgets too small for a part in a sum"
+            typer.echo(f"{run.name}: {why} refused {uploads:,} uploads of {num_clients:,} of the clients")
     meanings: dict[str, list[str]] = {}
     for run in runs:
         meanings.setdefault(run.accounts.meaning, []).append(run.name)
