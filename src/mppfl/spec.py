@@ -434,6 +434,13 @@ class Experiment(Spec):
             require_playable(self.game, self.mechanisms)
         except BadInput as cause:
             raise BadInput(in_table("game", str(cause)).removeprefix("[game] ")) from cause
+        count = len(self.mechanisms) * len(self.seeds) * max(1, len(self.aggregations))
+        if count > 1 and not self.training.protection.is_simulated:
+            raise BadInput(
+                f"protection.noise={self.training.protection.noise!r} releases the same data in each of {count} "
+                "trainings, whose accounts do not know of each other. Train one at a time, or compare them with "
+                "noise='simulated'."
+            )
         option = next((name for name in ("cap", "caps") if getattr(self.ledger, name)), None)
         if option is not None and not self.training.protection.is_zcdp:
             raise BadInput(

@@ -286,3 +286,14 @@ def test_a_mechanism_that_is_typed_leaves_the_options_of_the_others_in_the_file_
     assert options("mechanism=dp_fedavg", "game.fixed_budget=0.5") == (0.5, None)
     for both in (("mechanism=mppfl", "game.fixed_budget=0.5"), ("game.fixed_budget=0.5", "mechanism=mppfl")):
         assert complaint(path, *both).startswith("game.fixed_budget=0.5 means nothing to mppfl.")
+
+
+def test_noise_that_protects_trains_one_at_a_time_as_each_training_releases_the_same_data_anew():
+    for several in (
+        {"mechanisms": ["mppfl", "random"]},
+        {"seeds": [1, 2]},
+        {"aggregations": ["uniform", "num_examples"]},
+    ):
+        with pytest.raises(BadInput, match=r"noise='gaussian' releases the same data in each of 2 trainings"):
+            Experiment(**several, protection={"noise": "gaussian"})
+        Experiment(**several)

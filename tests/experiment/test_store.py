@@ -167,7 +167,7 @@ def test_what_a_folder_holds_is_not_lost_to_an_experiment_that_may_not_or_cannot
 @pytest.mark.parametrize("rounds", [0, 1, 4])
 def test_the_account_of_real_releases_is_never_overwritten(tmp_path, monkeypatch, rounds):
     """Not before the first checkpoint, nor after the end; where nothing was released, there is nothing to lose."""
-    real = small(protection={"noise": "gaussian"}, game={"num_rounds": 4})
+    real = small(mechanisms=["mppfl"], protection={"noise": "gaussian"}, game={"num_rounds": 4})
 
     def fail(*given):
         raise MemoryError("no room")
@@ -186,7 +186,8 @@ def test_the_account_of_real_releases_is_never_overwritten(tmp_path, monkeypatch
 
 @pytest.mark.parametrize("options", [{}, {"resume": True}, {"overwrite": True}])
 def test_a_folder_that_may_not_be_used_is_refused_before_any_work(tmp_path, monkeypatch, options):
-    chosen = small(protection={"noise": "gaussian"}, game={"num_rounds": 1}, ledger={"keep": False})
+    alone = {"mechanisms": ["mppfl"], "protection": {"noise": "gaussian"}}
+    chosen = small(**alone, game={"num_rounds": 1}, ledger={"keep": False})
     run_experiment(chosen, folder=tmp_path / "out")
     assert not (tmp_path / "out" / "mppfl" / "ledger.sqlite").exists()
     monkeypatch.setattr(build, "load_dataset", lambda *_, **__: pytest.fail("began to work"))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message, RecordDict
 
-from mppfl.errors import BadInput
+from mppfl.errors import BadInput, MppflError
 from mppfl.experiment import read_experiment, run_experiment
 from mppfl.flower import (
     RELEASES,
@@ -188,7 +188,7 @@ def test_a_run_goes_on_with_the_same_data_and_one_mechanism_only(tmp_path):
         with pytest.raises(BadInput, match=r"holds run .* other data"):
             served(layout)
     layout.experiment.write_text(text.replace('mechanism = "noiseless"', 'mechanisms = ["mppfl", "random"]'))
-    with pytest.raises(BadInput, match="mechanisms lists 2"):
+    with pytest.raises(MppflError, match="in each of 2 trainings"):
         served(layout)
 
 
