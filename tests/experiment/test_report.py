@@ -98,6 +98,8 @@ def test_several_runs_stand_side_by_side():
         assert words in page.text
     page = page_of(make_run("same", num_clients=3, num_rounds=4), make_run("same", num_clients=7, num_rounds=9))
     assert all(words in page.text for words in ("2 trainings side by side", "same (1)", "same (2)"))
+    page = page_of(make_run("same"), make_run("same", unit="client"))
+    assert all(f"same, local {words}" in page.text for words in ("record gradient", "client update"))
 
 
 def test_names_of_clients_and_runs_cannot_become_markup():

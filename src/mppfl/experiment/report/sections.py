@@ -33,8 +33,11 @@ MODELS = {
 
 
 def labels_of(runs: Sequence[Run]) -> list[str]:
-    """What each run is called on the page: its name, numbered where two are called the same."""
+    """What each run is called on the page: its name, and where two have one, what protected it or a number."""
     names = [run.name for run in runs]
+    protections = {run.accounts.protection for run in runs if names.count(run.name) > 1}
+    if len(protections) > 1:
+        names = [f"{run.name}, {run.accounts.protection}" if names.count(run.name) > 1 else run.name for run in runs]
     numbers = (f" ({names[: k + 1].count(name)})" if names.count(name) > 1 else "" for k, name in enumerate(names))
     return [name + number for name, number in zip(names, numbers, strict=True)]
 
