@@ -162,7 +162,16 @@ def test_an_example_runs_is_short_and_prints_what_its_first_line_promises(name):
 
 def test_the_ten_lines_of_the_readme_run_and_its_commands_are_in_the_makefile():
     (block,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert "leader_regret" in ran("-c", block)
+    printed = ran("-c", block)
+    assert "leader_regret" in printed
+    learned, spent = map(float, printed.split()[-2:])
+    assert learned > 0.8
+    assert spent <= 2
+    own_noise = block.replace('Protection(trust="secure_sum"', 'Protection(trust="local"').replace(
+        "discrete", "gaussian"
+    )
+    alone = ran("-c", own_noise)
+    assert float(alone.split()[-2]) < 0.5
     assert len(block.strip().splitlines()) <= 12
     makefile = (ROOT / "Makefile").read_text()
     for target in set(re.findall(r"\bmake (\w+)", README)):
