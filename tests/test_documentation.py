@@ -167,11 +167,8 @@ def test_the_ten_lines_of_the_readme_run_and_its_commands_are_in_the_makefile():
     learned, spent = map(float, printed.split()[-2:])
     assert learned > 0.7
     assert spent <= 2
-    own_noise = block.replace('Protection(trust="secure_sum"', 'Protection(trust="local"').replace(
-        "discrete", "gaussian"
-    )
-    alone = ran("-c", own_noise)
-    assert float(alone.split()[-2]) < 0.5
+    alone = ran("-c", block.replace('trust="secure_sum"', 'trust="local"').replace("discrete", "gaussian"))
+    assert float(alone.split()[-2]) < 0.65
     assert len(block.strip().splitlines()) <= 12
     makefile = (ROOT / "Makefile").read_text()
     for target in set(re.findall(r"\bmake (\w+)", README)):
