@@ -84,7 +84,7 @@ def test_every_budget_is_answered_or_refused(budget, name):
 
 
 def test_clip_norms_and_budgets_that_cannot_be_are_refused():
-    with pytest.raises(BadInput, match="calibrate it"):  # Poisson-sampled noise has no zCDP budget
+    with pytest.raises(BadInput, match="poisson_noise_of_plan finds it"):  # Poisson-sampled noise has no zCDP budget
         POISSON.noise_std(0.5, WORK)
     for clip_norm in (0, -1.0, math.nan, math.inf):
         with pytest.raises(BadInput, match="clip_norm"):

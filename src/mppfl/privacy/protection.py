@@ -105,7 +105,7 @@ class Protection(Spec):
         Adjacency | None,
         About(
             "What the guarantee compares with: the unit's data replaced by others, or replaced by nothing while all "
-            "counts stay public; left out, replace_one, and zero_out for Poisson batches."
+            "counts stay public; left out, replace_one, and zero_out for samples of records or clients."
         ),
     ] = None
     batches: Annotated[
@@ -281,7 +281,7 @@ class Protection(Spec):
         rho = require_budget(budget)
         if not self.is_zcdp:
             raise BadInput(
-                "Poisson batches have no noise from a zCDP budget; calibrate it with poisson_noise_multiplier."
+                "samples have no noise from the zCDP budget of one round; poisson_noise_of_plan finds it for a plan."
             )
         return 0.0 if math.isinf(rho) else self.sensitivity(work) * math.sqrt(self.queries(work) / (2 * rho))
 
