@@ -98,9 +98,9 @@ def training_command(
         claimed=f"ε {result.claimed:<8.4g}at δ = {details['dp_delta']:.3g}",
         measured=f"ε {result.measured:<8.4g}at least, with {100 * (result.confidence or 0):.3g} % confidence",
         accuracy=f"{100 * details['accuracy']:<10.3g}% on the test data",
-        meaning="the model tells more than its budgets allow"
+        meaning="the coins show more than the budgets allow"
         if result.verdict == "fail"
-        else "the model tells no more than its budgets allow",
+        else "the coins show no more than the budgets allow",
     )
 
 
