@@ -6,8 +6,8 @@ from mppfl.exports import export_lazily
 
 if TYPE_CHECKING:
     from .callbacks import choices_of
-    from .client_view import client_facts, client_view, what_if
-    from .markup import facts, table, tag
+    from .client_view import ClientView, client_facts, client_view, what_if
+    from .markup import panel
     from .network_view import (
         MOST_CLIENTS,
         MOST_COMMUNITIES,

@@ -46,14 +46,14 @@ def answer(site: Site, choices: Choices, dark: bool) -> dict[str, Any]:
         return said | {"plots": plots_of(round_charts(scene, choices.view.client), dark)}
     if picture is None:
         rows = comparison(site.world, choices)
-        texts = {"comparison-table": str(comparison_table(rows, choices.game.num_rounds))}
+        texts = {"comparison-table": comparison_table(rows, choices.game.num_rounds)}
         return said | {"texts": texts, "plots": plots_of(comparison_charts(rows), dark)}
     view, error = _view_of(scene, choices.view.client)
     painted, legend = paint(picture, scene, choices.view.colour, view, dark)
     texts = {
-        "legend": str(legend),
-        "client-panel": str(client_panel(scene, view)),
-        "what-if": str(what_if_panel(scene, view, choices.view.other, choices.view.event)),
+        "legend": legend,
+        "client-panel": client_panel(scene, view),
+        "what-if": what_if_panel(scene, view, choices.view.other, choices.view.event),
     }
     return said | {"alert": f"{error} {alert}".strip(), "texts": texts, "paint": painted}
 

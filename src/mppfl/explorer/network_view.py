@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
-from markupsafe import Markup
 
 from mppfl.arrays import Array, IntArray
 from mppfl.charts import VIRIDIS, cut, mixed_colours, nice_ticks
 from mppfl.errors import BadInput
-from mppfl.explorer.markup import tag
+from mppfl.explorer.markup import panel
 from mppfl.network import SocialGraph, SparseMatrix, communities_of_edges
 from mppfl.text import plainly
 
@@ -29,7 +28,6 @@ FEW_LINKS, LINKS_EACH = 600, 5  # of fewer clients: at least so many lines, and 
 MOST_COMMUNITIES, MOST_COMMUNITY_LINKS = 150, 600
 MOST_NAMED, COMMUNITIES_NAMED = 60, 24  # nodes that have their names beside them: all clients or none; the largest
 OTHERS = "others"
-EDGES_AT_ONCE = 1 << 21  # edges counted together: what is needed for that fits in 100 MB
 
 
 class Lines(NamedTuple):
@@ -230,17 +228,11 @@ def _parts(labels: IntArray) -> list[IntArray]:
 
 def influence_between(graph: SocialGraph, place: IntArray, count: int) -> SparseMatrix:
     """Influence between groups: entry (i, j) sums that of members of j on members of i. `place` −1: in no group."""
-    influence = graph.influence
-    total = np.zeros(count * count)
-    rows = np.searchsorted(influence.indptr, np.arange(0, influence.nnz + EDGES_AT_ONCE, EDGES_AT_ONCE), side="left")
-    for start, end in zip(rows[:-1].tolist(), np.minimum(rows[1:], graph.num_clients).tolist(), strict=True):
-        edges = slice(int(influence.indptr[start]), int(influence.indptr[end]))
-        target = np.repeat(place[start:end], np.diff(influence.indptr[start : end + 1]))
-        source = place[influence.indices[edges]]
-        counted = (target >= 0) & (source >= 0) & (target != source)
-        key = target[counted].astype(np.int64) * count + source[counted]
-        total += np.bincount(key, influence.data[edges][counted], count * count)
-    return sp.csr_array(total.reshape(count, count))
+    grouped = np.flatnonzero(place >= 0)
+    member = sp.csr_array((np.ones(len(grouped)), (grouped, place[grouped])), shape=(len(place), count))
+    between = (member.T @ (graph.influence @ member)).toarray()
+    np.fill_diagonal(between, 0.0)
+    return sp.csr_array(between)
 
 
 def strongest_lines(influence: SparseMatrix, most: int) -> tuple[Lines, int]:
@@ -380,7 +372,7 @@ def _colours(values: Array, low: float, high: float, dark: bool, diverging: bool
 
 def paint(
     picture: Picture, scene: Scene, colour: str, view: ClientView | None, dark: bool
-) -> tuple[dict[str, Any], Markup]:
+) -> tuple[dict[str, Any], str]:
     """Colours of what is drawn, in its order, the chosen client, those who expose it and the walks; and the legend."""
     values, words = scene.coloured_by(colour)
     colours, scale = node_paint(node_values(picture, values), dark, diverging=colour == "utility")
@@ -396,19 +388,7 @@ def paint(
         painted["sources"] = sorted({int(node_of[source]) for source in view.sources} - {-1, chosen})
         # Of a walk between communities, without the steps that stay in one.
         painted["walks"] = [[node for node, _ in groupby(walk)] for walk in walks if min(walk) >= 0]
-    return painted, _legend(scale, words)
-
-
-def _legend(scale: Scale, words: str) -> Markup:
-    ticks = [tag("span", text, style=f"left:{position:g}%") for position, text in scale.ticks]
-    parts = [
-        tag("div", words),
-        tag("div", class_="bar", style=f"background:{scale.gradient}"),
-        tag("div", *ticks, class_="ticks"),
-    ]
-    if scale.num_unknown:
-        parts.append(tag("div", f"grey: {scale.num_unknown:,} not known or without limit"))
-    return Markup().join(parts)
+    return painted, panel("legend", scale=scale, words=words)
 
 
 def stylesheet(theme: str) -> list[dict[str, Any]]:
