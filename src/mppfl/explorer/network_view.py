@@ -389,29 +389,3 @@ def paint(
         # Of a walk between communities, without the steps that stay in one.
         painted["walks"] = [[node for node, _ in groupby(walk)] for walk in walks if min(walk) >= 0]
     return painted, panel("legend", scale=scale, words=words)
-
-
-def stylesheet(theme: str) -> list[dict[str, Any]]:
-    """How nodes and edges look, by Cytoscape's selectors; assets/explorer.js gives the classes, `paint` the colours."""
-    light = theme == "light"
-    ink, line, border = ("#1d2226", "#9aa3ab", "#6d757c") if light else ("#e8e6e1", "#59636c", "#98a1a9")
-    strong = "#d55e00" if light else "#f0813d"
-    label = {"color": ink, "font-size": 17, "min-zoomed-font-size": 8, "text-valign": "top", "text-margin-y": -2}
-    walk = {"target-arrow-shape": "triangle", "target-arrow-color": strong, "line-color": strong, "z-index": 9}
-    haystack = {"curve-style": "haystack", "haystack-radius": 0, "width": 1, "line-color": line, "opacity": 0.35}
-    styles: dict[str, dict[str, Any]] = {
-        "node": {"width": 16, "height": 16, "background-color": line, "border-width": 1, "border-color": border},
-        "node[paint]": {"background-color": "data(paint)"},
-        "node[diameter]": {"width": "data(diameter)", "height": "data(diameter)"},
-        "node[label]": label,
-        "node.named": {"label": "data(label)"},
-        "edge": haystack,
-        "edge.w2": {"width": 1.3, "opacity": 0.45},
-        "edge.w3": {"width": 1.8, "opacity": 0.55},
-        "edge.w4": {"width": 2.6, "opacity": 0.7},
-        "edge.dense": {"opacity": 0.13, "width": 1},
-        "node.source": {"border-width": 3, "border-color": strong, "label": "data(label)"},
-        "node.chosen": {"border-width": 5, "border-color": strong, "label": "data(label)", "font-weight": "bold"},
-        "edge.walk": {"curve-style": "straight", "width": 3, "opacity": 0.95, **walk},
-    }
-    return [{"selector": selector, "style": style} for selector, style in styles.items()]

@@ -215,7 +215,7 @@ class RunView(NamedTuple):
     seen: str
 
 
-def run_view(reader: RunReader, names: Sequence[str], dark: bool, seen: str | None) -> RunView | None:
+def run_view(reader: RunReader, names: Sequence[str], seen: str | None) -> RunView | None:
     """State of the selected runs, or None if nothing changed since `seen`."""
     runs: dict[str, LiveRun] = {}
     errors: list[str] = []
@@ -228,7 +228,7 @@ def run_view(reader: RunReader, names: Sequence[str], dark: bool, seen: str | No
             runs[name] = reader.read(name)
         except BadInput as error:  # BadFile is one
             errors.append(str(error))
-    now = repr((listed, [(name, run.marks) for name, run in runs.items()], errors, dark))
+    now = repr((listed, [(name, run.marks) for name, run in runs.items()], errors))
     if now == seen:
         return None
     ledger = "".join(panel("ledger", name=name, run=run, rows=ledger_rows(run)) for name, run in runs.items())
