@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -277,19 +276,15 @@ def _values(values: Array) -> list[float | None]:
 
 # ---- for a file, by Matplotlib -------------------------------------------------------------------------------------
 
-_ONE_AT_A_TIME = threading.Lock()  # Matplotlib's settings belong to the whole process
-
 
 def write_figure(charts: Sequence[Chart], path: str | Path, columns: int = 2) -> None:
     """Charts of bars, so many side by side, as .png, .pdf or .svg by the ending of the path."""
     from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     rows = math.ceil(len(charts) / columns)
-    with _ONE_AT_A_TIME, rc_context({"text.parse_math": False}):
+    with rc_context({"text.parse_math": False}):
         figure = Figure(figsize=(5 * columns, 3.4 * rows), layout="constrained")
-        FigureCanvasAgg(figure)
         panels = figure.subplots(rows, columns, squeeze=False)
         for panel, chart in zip(panels.flat, charts, strict=False):
             _draw_bars(panel, chart)

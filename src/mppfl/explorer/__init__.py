@@ -25,16 +25,7 @@ if TYPE_CHECKING:
     from .round_view import COMPARISON_CHARTS, ROUND_CHARTS, comparison, comparison_charts, round_charts
     from .run_view import RUN_CHARTS, RunReader, ledger_rows, progress, run_charts, run_view
     from .server import COOKIE, AccessControl, access_for, address_of, bind, cookie_for, make_app
-    from .state import (
-        READ_AS,
-        SHOWN,
-        Choices,
-        ViewState,
-        commands,
-        from_link,
-        to_link,
-        to_toml,
-    )
+    from .state import READ_AS, SHOWN, Choices, ViewState, commands, from_link, to_link, to_toml
     from .world import COLOURS, Memory, Scene, Site, World, require_quick, warm_up
 
 export_lazily(__name__)

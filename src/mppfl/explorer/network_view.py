@@ -241,28 +241,15 @@ def strongest_lines(influence: SparseMatrix, most: int) -> tuple[Lines, int]:
     The strongest of each node come before all others, so that no connected node looks isolated.
     """
     both = sp.triu(influence + influence.T, k=1).tocoo()
-    count = both.nnz
-    kept: IntArray = np.arange(count)
-    if count > most:
-        strongest = np.zeros(influence.shape[0])
-        np.maximum.at(strongest, both.row, both.data)
-        np.maximum.at(strongest, both.col, both.data)
-        needed = (both.data == strongest[both.row]) | (both.data == strongest[both.col])
-        # Where all weigh the same, every line is its ends' strongest: one for each node will do.
-        first = np.flatnonzero(needed)
-        if len(first) > most:
-            once = [np.unique(ends[first], return_index=True)[1] for ends in (both.row, both.col)]
-            first = first[np.unique(np.concatenate(once))]
-        rest = np.ones(count, dtype=np.bool_)
-        rest[first] = False
-        others = np.flatnonzero(rest)
-        more = max(0, most - len(first))
-        others = others[np.argpartition(-both.data[others], more)[:more]] if 0 < more < len(others) else others[:more]
-        kept = np.sort(np.concatenate([first, others]))
-    kept = kept[np.argsort(-both.data[kept], kind="stable")]
+    kept = np.argsort(-both.data, kind="stable")
+    if both.nnz > most:
+        ends = np.stack([both.row[kept], both.col[kept]], axis=1).ravel()
+        first = np.unique(np.unique(ends, return_index=True)[1] // 2)  # of each node
+        others = np.setdiff1d(np.arange(both.nnz), first)[: max(0, most - len(first))]
+        kept = kept[np.union1d(first, others)]
     rows, columns = both.row[kept].astype(np.int64), both.col[kept].astype(np.int64)
     turned = _entries(influence, columns, rows) > _entries(influence, rows, columns)  # column j exposes row i
-    return Lines(np.where(turned, rows, columns), np.where(turned, columns, rows), both.data[kept]), count
+    return Lines(np.where(turned, rows, columns), np.where(turned, columns, rows), both.data[kept]), both.nnz
 
 
 def _entries(matrix: SparseMatrix, rows: IntArray, columns: IntArray) -> Array:
