@@ -189,8 +189,8 @@ def test_solving_a_small_game_imports_nothing_heavier_than_scipy_and_a_large_one
         assert json.loads(stdout)["num_clients"] == num_clients
 
 
-@pytest.mark.parametrize("command", ["solve", "compare", "risk", "graph"])
+@pytest.mark.parametrize("command", ["solve", "compare", "risk", "graph", "train", "audit"])
 def test_help_is_quick_because_not_even_numpy_is_imported(command):
-    stdout, end = guarded([*HEAVY, "numpy", "scipy"], command, "--help")
+    stdout, end = guarded([*HEAVY, "numpy", "scipy", "pydantic"], command, "--help")
     assert end == {"code": 0, "found": []}
     assert "Usage: mppfl" in stdout or "Usage: -c" in stdout

@@ -21,9 +21,3 @@ def test_the_text_explains_a_client_and_lists_the_others(mppfl):
     assert (answer.code, answer.stderr) == (0, "")
     for text in ("3: own budget", "at hop 4", "Exposed by", "Most exposed", "Key players"):
         assert text in answer.stdout
-
-
-def test_a_client_whom_nobody_exposes_has_no_sources(mppfl, friends, write):
-    options = (*friends, "--graph", write("one_way.csv", "ann,bob"), "--isolated", "keep", "--client", "ann", "--json")
-    client = mppfl("risk", *options).json["client"]
-    assert (client["external_risk"], client["sources"]) == (0.0, [])
