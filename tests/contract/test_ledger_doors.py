@@ -92,13 +92,6 @@ def test_caps_keep_clients_out_of_rounds_and_the_ledger_says_so(folder, golden):
     golden.check(found, relative=ACCOUNTS)
 
 
-def test_an_account_of_real_releases_is_not_overwritten(folder):
-    before = ledger_of(folder, "client").read_bytes()
-    with pytest.raises(mppfl.MppflError, match="account of real releases"):
-        mppfl.run_experiment(mppfl.read_experiment(folder / "client.toml"), folder=folder / "client", overwrite=True)
-    assert ledger_of(folder, "client").read_bytes() == before
-
-
 @pytest.mark.parametrize("method", ["exact", "rdp", "zcdp", "pld"])
 def test_epsilon_of_both_ledgers_by_each_method(folder, golden, method):
     found = {}
