@@ -144,6 +144,8 @@ audit neighbour --graph three.csv      either --coupling
 audit neighbour --graph three.csv --attribute missing.csv   missing.csv
 RING --public-share 1.5                --public-share 1.5
 RING --public-share 0.02               public sample has 2 known values
+explore --no-browser --graph nowhere.csv   nowhere.csv does not exist
+explore --no-browser --run nowhere         no such folder
 train small.toml --resume              holds no training to resume
 train small.toml --device tpu          training.device='tpu' is not known. Use 'cpu', 'cuda' or 'cuda:1'.
 train small.toml --track wandb         track='wandb' is not known

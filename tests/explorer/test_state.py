@@ -123,10 +123,8 @@ def test_commands_name_the_file_and_begin_with_what_is_shown():
 @pytest.mark.parametrize(
     "choices",
     [
-        choose(),
         choose(num_clients=9, seed=5, budget_min=0.05, budget_max=0.6, num_rounds=3),
-        choose(family="watts_strogatz", preset="benign", mechanism="random", seed=3, num_rounds=4),
-        choose(mechanism="dp_fedavg", fixed_budget=0.125, num_rounds=3),
+        choose(family="watts_strogatz", preset="benign", mechanism="dp_fedavg", fixed_budget=0.125),
         choose(participation="rational", against="nothing", max_hops=2, hop_decay=0.3, accuracy_weight=0.7),
         choose(mechanism="budget_limited", payment_limit=1.0),
         choose(probability_range=(0.4, 0.5), clients_seed=3, normalisation="symmetric"),
