@@ -184,6 +184,8 @@ def place(tmp_path_factory):
 
 @pytest.mark.parametrize(("line", "parts"), cases(REFUSED))
 def test_what_cannot_be_is_refused_with_its_value_and_what_would_do(mppfl, place, monkeypatch, line, parts):
+    if line.startswith("explore"):
+        pytest.importorskip("dash", reason="the explorer is an extra")
     monkeypatch.chdir(place)
     before = files_in(place)
     refused(mppfl(*shlex.split(line)), *parts.split(" | "))

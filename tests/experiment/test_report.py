@@ -151,15 +151,6 @@ def test_what_cannot_be_drawn_is_said():
     assert "Infinite, so not drawn: noiseless" in page_of(make_run(), make_run("noiseless", noiseless=True)).text
 
 
-def test_isolated_clients_stand_apart_and_inside_the_picture():
-    circles = [tag for name, tag in page_of(make_run(num_clients=30, isolated=20)).tags if name == "circle"]
-    x, y = (np.array([float(circle[name]) for circle in circles if circle.get("fill")]) for name in ("cx", "cy"))
-    assert len(x) == 30
-    assert 0 < x.min() < x.max() < 460
-    assert 0 < y.min() < y.max() < 460
-    assert y[:10].max() < y[10:].min()
-
-
 def test_bad_targets_and_empty_reports_are_refused(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(BadInput, match="at least one run"):
