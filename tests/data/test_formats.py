@@ -60,13 +60,6 @@ def test_the_checksum_of_idx_files_is_that_of_the_content_however_it_is_compress
     assert refuses("fashion-mnist", "t10k-labels", "not the official file", "expected 000", md5=sums)
 
 
-def test_labels_that_do_not_match_the_images_are_refused(tmp_path, read):
-    folder = written("fashion-mnist", tmp_path, zipped=False)
-    (folder / "train-labels-idx1-ubyte").write_bytes(idx_bytes(np.zeros(4, np.uint8)))
-    with pytest.raises(ValueError, match="9 examples have 4 labels"):
-        read("fashion-mnist")
-
-
 # ---- CIFAR ------------------------------------------------------------------------------------------------------
 
 

@@ -171,9 +171,6 @@ def test_what_if_another_moves_who_is_not_the_client_itself(page, world):
     assert lines["external risk (ρ)"][:2] == [number(figures["external_risk"][4]) for figures in (scene.figures, after)]
     assert lines["external risk (ρ)"][2].startswith("+")
     assert lines["all: welfare (money)"][1] == number((after["payment"] - after["privacy_cost"]).sum())
-    page.page.fill("#lever-other", "4")
-    page.page.press("#lever-other", "Enter")
-    page.page.wait_for_selector("#what-if:has-text('cannot be its own other')")
 
 
 # ---- communities -------------------------------------------------------------------------------------------------
@@ -252,10 +249,8 @@ def test_a_training_is_followed_while_it_runs(page, runs_folder, command):
         page.page.wait_for_selector('#lever-runs input[value="live/mppfl"]')
         page.tick("runs", "live/mppfl")
         page.page.wait_for_selector("#run-status li:has-text('live/mppfl')")
-        seen = []
-        for _ in range(2):  # the curve, the account and what is said of them go on, without a click
-            seen.append(_standing(page, more_than=seen[-1] if seen else (0, 0, 0.0)))
-        assert seen[1] > seen[0]
+        seen = _standing(page, more_than=[0, 0, 0.0])
+        _standing(page, more_than=seen)  # the curve, the account and what is said of them go on, without a click
     finally:
         training.kill()
         training.wait(10)
@@ -264,7 +259,7 @@ def test_a_training_is_followed_while_it_runs(page, runs_folder, command):
 
 def _standing(page, more_than):
     """Rounds done, points of the curve and ρ spent by the first client of the ledger, once all are `more_than` that."""
-    found = page.until(
+    return page.until(
         f"""() => {{
           const live = (selector) => [...document.querySelectorAll(selector)].find(
             (each) => (each.caption || each).innerText.includes("live/mppfl"));
@@ -274,11 +269,9 @@ def _standing(page, more_than):
           const round = said && /round (\\d+) of 400/.exec(said.innerText);
           if (!round || !line || !account) return null;
           const now = [Number(round[1]), line.y.length, Number(account.tBodies[0].rows[0].cells[1].innerText)];
-          return now.every((each, at) => each > {list(more_than)}[at]) ? now : null;
+          return now.every((each, at) => each > {more_than}[at]) ? now : null;
         }}"""
     )
-    assert re.fullmatch(r"[\d.]+", str(found[2]))
-    return tuple(found)
 
 
 def test_the_experiment_file_is_loaded_by_a_click(page, tmp_path):
@@ -316,17 +309,10 @@ def test_the_link_can_be_copied(new_page, address):
     assert page.page.evaluate("navigator.clipboard.readText()") == f"{address}?num_clients=21&max_hops=3"
 
 
-@pytest.mark.parametrize(
-    ("query", "told"),
-    [
-        ("?num_clients=many", 'num_clients="many" must be a whole number'),
-        ("?graph=upload-0123456789abcdef", "graph='upload-0123456789abcdef' is not here (any more)."),
-    ],
-)
-def test_a_link_that_cannot_be_is_told_in_one_line_and_the_page_works(new_page, query, told):
+def test_a_link_that_cannot_be_is_told_in_one_line_and_the_page_works(new_page):
     page = new_page()
-    page.open(query)
-    assert told in page.text("#alert")
+    page.open("?graph=upload-0123456789abcdef")
+    assert "graph='upload-0123456789abcdef' is not here (any more)." in page.text("#alert")
     assert "\n" not in page.text("#alert")
     page.page.click("#lever-graph")
     page.page.keyboard.press("Escape")
@@ -353,11 +339,8 @@ def test_everything_is_reached_from_the_keyboard(new_page):
     reached = []
     for _ in range(60):
         page.page.keyboard.press("Tab")
-        reached.append(
-            page.page.evaluate(
-                "document.activeElement.id || document.activeElement.className || document.activeElement.type"
-            )
-        )
+        name = "(({id, className, type}) => id || className || type)(document.activeElement)"
+        reached.append(page.page.evaluate(name))
     for wanted in (
         "skip", "copy", "theme-button", "lever-graph", "lever-family", "lever-num_clients", "lever-preset",
         "lever-externality_strength", "lever-max_hops", "lever-num_rounds", "lever-mechanism",

@@ -17,18 +17,6 @@ ALONE = ("social_agnostic", "random", "dp_fedavg", "sarda_like", "sarda_r")
 SMALL = choose(num_clients=8, num_rounds=3)
 
 
-@pytest.mark.parametrize("round_shown", [1, 3])
-def test_amounts_add_up_to_the_external_risk_and_the_largest_come_first(round_shown):
-    scene = World().scene(altered(SMALL, round_shown=round_shown))
-    for client, risk in enumerate(scene.figures["external_risk"]):
-        view, few = (client_view(scene, client, most=most) for most in (1000, 3))
-        amounts = [amount for *_, amount in view.terms]
-        assert [sum(amounts), sum(view.by_hop), sum(view.sources.values())] == approx([risk] * 3)
-        assert (len(view.by_hop), amounts) == (5, sorted(amounts, reverse=True))
-        assert (few.terms, few.num_sources) == (view.terms[:3], len(view.sources))
-        assert list(few.sources) == sorted(view.sources, key=view.sources.get, reverse=True)[:3]
-
-
 def test_whom_nobody_exposes_has_no_sources():
     graph = graph_from_edges(np.array([0, 1]), np.array([1, 2]), isolated="keep")
     view = client_view(World(given=GameSpec(graph="g.csv"), graph=graph).scene(choose(graph="g.csv", num_rounds=1)), 0)

@@ -107,14 +107,11 @@ def test_finished_and_unfinished_runs_read_alike(folder):
     done, late = read_run(folder, "demo/mppfl"), read_run(folder, "group/late/mppfl")
     assert progress(late) == "round 3 of 4, curves every 2 rounds"
     assert progress(done) == "finished, 4 rounds"
-    # The same seed and plan: the rounds they share are the same.
     charts, begun = charts_of(folder, "demo/mppfl"), charts_of(folder, "group/late/mppfl")
-    for key, shared in (("accuracy", 2), ("run-payments", 2), ("run-budgets", 3)):
+    for key, shared in (("accuracy", 2), ("run-payments", 2), ("run-budgets", 3)):  # of the same seed and plan
         (line,), (whole,) = begun[key].lines, charts[key].lines
         assert line.x.tolist() == [1, 2, 3][:shared]
         assert line.y == pytest.approx(whole.y[:shared])
-    assert begun["run-budgets"].lines[0].high == pytest.approx(charts["run-budgets"].lines[0].high[:3])
-    assert ((charts["accuracy"].lines[0].y >= 0) & (charts["accuracy"].lines[0].y <= 100)).all()
     assert done.is_simulation
     assert done.guarantee == late.guarantee == Protection(unit="client").guarantee
     assert any("seeded noise protects no one" in note for note in late.notes)

@@ -30,15 +30,6 @@ def test_communities_are_numbered_by_their_first_members_and_repeat(seed, size):
     assert first[0] == 0
 
 
-def test_one_number_is_drawn_from_the_stream_of_the_caller_and_another_may_give_other_communities():
-    graph = random_graph("erdos_renyi", 60, rng=seeded(), probability_range=(0.1, 0.1))
-    assert len({tuple(communities_of(graph, seeded(seed)).tolist()) for seed in range(6)}) > 1
-    rng, other = seeded(5), seeded(5)
-    communities_of(random_graph("barabasi_albert", 300, rng=seeded()), rng)
-    other.integers(2**32)
-    assert rng.random() == other.random()
-
-
 def test_the_karate_club_parts_as_well_as_by_networkx():
     club = nx.karate_club_graph()
     nx.set_edge_attributes(club, 1.0, "weight")
@@ -77,10 +68,8 @@ def test_both_directions_are_added_up_and_a_client_without_edges_is_a_community_
 
 
 def leaves(tree, opened=()):
-    inside = tree.inside(opened)
-    if not inside:
-        return [tree.way(opened)[-1].members]
-    return [leaf for number in range(len(inside)) for leaf in leaves(tree, (*opened, number))]
+    inside = range(len(tree.inside(opened)))
+    return [leaf for at in inside for leaf in leaves(tree, (*opened, at))] or [tree.way(opened)[-1].members]
 
 
 @settings(max_examples=15, deadline=None)
