@@ -76,7 +76,6 @@ solve FRIENDS --prices                 --prices ONLY_JSON
 solve TRIAL --hop-decay 3              game.hop_decay=3 must lie in (0, 1).
 solve TRIAL --set game.hops=3          'game.hops' is not known.
 solve --set game.max_hops=3            --set game.max_hops=3 replaces a value of an experiment file.
-solve TRIAL --mechanism mppfll         mechanism='mppfll' is not known. Did you mean 'mppfl'?
 solve --experiment two.toml            mechanisms are mppfl, random, and one is played. Choose it by --mechanism.
 solve --experiment seeds.toml          seeds are 1, 2, and one is played. Choose it by --seed.
 solve --experiment no_rounds.toml      game.num_rounds=0 must be a whole number of at least 1.
@@ -86,29 +85,24 @@ compare TRIAL --preset malign          game.preset="malign" must be one of "pape
 compare TRIAL --mechanisms budget_limited  budget_limited needs payment_limit, payments per round.
 compare TRIAL --train other.toml       --experiment means nothing with --train.
 compare --mechanisms ,                 --mechanisms=',' | at least one
-compare --mechanisms budget_limited    budget_limited needs --payment-limit
 compare --mechanisms mppfl --fixed-budget 0.2  --fixed-budget 0.2 means nothing to mppfl
 compare --figure costs.bmp             --figure='costs.bmp' | .png, .pdf or .svg
 LONG --figure ann.csv/costs.png        ann.csv could not be written: ann.csv is no folder. Choose another.
 LONG --figure folder.png               folder.png | is a directory
 compare --report page.html             Give --train, too
 compare --train trial.toml --rounds 3  --rounds means nothing with --train
-compare --train trial.toml --report folder.png      is a directory
 compare --mechanisms mppfl,leakage_priced           NEEDS
-compare --mechanisms leakage_priced --attribute p.csv  NEEDS
 compare TRIAL --leak-price 1           NO_LEAK
 compare --attribute p.csv --leak-price -1           --leak-price=-1 must lie in [0,
 compare --attribute p.csv --seeds 3    --attribute='p.csv' belongs to one network, and --seeds=3 draws
 compare --attribute p.csv              p.csv: No such file or directory.
 compare --attribute p.csv --train trial.toml        --attribute means nothing with --train.
-compare --mechanisms leakage_priced --train trial.toml  mechanism='leakage_priced' is not known.
 
 risk --client 77                       client '77' is not in the network of 20 clients
 risk --protect-share 0.3               --protect-share=0.3 | Give --client and --attribute
 risk --round 0                         --round 0 | at least 1
 risk --mechanism noiseless             noiseless uses infinite budgets | Choose a mechanism with noise
 risk --mechanism dp_fedavg --leak-price 1  --leak-price=1 means nothing to dp_fedavg
-risk --mechanism leakage_priced        NEEDS
 graph convert nowhere.csv out.xls      'out.xls' | .csv, .csv.gz or .graphml
 graph convert cat.graphml out.csv      without any edge | .graphml
 graph generate erdos_reny out.csv      "erdos_reny" | Did you mean 'erdos_renyi'?
@@ -116,7 +110,6 @@ graph generate erdos_renyi out.csv --set size               --set 'size' | name=
 graph generate erdos_renyi out.csv --set rng=3              'rng' is not known | Known: probabil
 graph generate barabasi_albert out.csv --set edges=3        'edges' | mean 'edges_each'?
 graph generate barabasi_albert out.csv --set edges_each=few  edges_each="few" must be
-graph generate erdos_renyi no/such/folder/out.csv           no/such/folder/out.csv | Check
 
 ledger show none.db                    no such ledger
 ledger verify text.db                  not a privacy ledger
@@ -129,7 +122,6 @@ ledger epsilon ledger.db --delta 1e-5 --unit client  was released per client, bu
 ledger show ledger.db --unit client    nothing in this ledger was released per client, but per record. Leave --unit out.
 ledger show ledger.db --client zoe     'zoe' is not in
 ledger show ledger.db --coupling 1     --coupling is about a network
-ledger show ledger.db --graph nowhere.csv  nowhere.csv
 ledger show ledger.db --graph path.csv     client 'ann' is not in the network
 TWELVE --attribute few.csv             at least 10
 TWELVE --attribute missing.csv         missing.csv
@@ -137,11 +129,9 @@ TWELVE --coupling nan                  couplings=
 
 audit sensitivity --client zoe           client 'zoe' is not in the network
 audit sensitivity nowhere.toml           nowhere.toml: cannot be read
-audit training --num-coins 0             --num-coins 0
 audit training --confidence 1            --confidence 1 must lie in (0.5, 1)
 audit mechanism --budget 1 --noise-multiplier 1             Give one of them
 audit neighbour --graph three.csv      either --coupling
-audit neighbour --graph three.csv --attribute missing.csv   missing.csv
 RING --public-share 1.5                --public-share 1.5
 RING --public-share 0.02               public sample has 2 known values
 explore --no-browser --graph nowhere.csv   nowhere.csv does not exist
@@ -155,7 +145,6 @@ train small.toml --output folder.png --resume      holds no training to resume
 report                                 report needs a folder of a run
 report nowhere                         no such folder
 report folder.png                      neither a run nor a folder with runs
-report folder.png --output folder.png  is a directory
 report folder.png --output page.pdf    must end in .html
 """
 

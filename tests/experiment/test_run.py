@@ -18,7 +18,7 @@ import pytest
 import mppfl
 from mppfl.errors import BadInput, MppflError
 from mppfl.experiment import Provenance, comparison_rows, provenance_here
-from tests.experiment.runs import CONFIG, make_run
+from tests.experiment.runs import make_run
 from tests.homes import home
 
 provenance = home(Provenance)
@@ -38,12 +38,7 @@ def test_final_figures_skip_rounds_without_evaluation_and_rows_sum_over_rounds_a
     assert row["dp_epsilon"] == run.accounts.dp_epsilon.max()
     assert row["aggregation"] == "noise_aware"
     assert (row["least_exposed"], row["most_exposed"]) == (run.exposure.min(), run.exposure.max())
-
-
-def test_a_setting_is_found_in_whichever_table_it_stands():
-    run = make_run()
     assert (run.setting("aggregation"), run.setting("seeds"), run.setting("nonsense", 7)) == ("noise_aware", [0], 7)
-    assert run.config is not CONFIG
 
 
 def test_values_that_cannot_be_are_refused():

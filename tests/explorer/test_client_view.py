@@ -1,4 +1,4 @@
-"""One client: amounts add up, walks lead to it, and what-if is the game solved anew by hand."""
+"""One client: who exposes it, what-if is the game settled anew, and names stay words."""
 
 from __future__ import annotations
 
@@ -26,17 +26,6 @@ def test_whom_nobody_exposes_has_no_sources():
 # ---- what if ------------------------------------------------------------------------------------------------------
 
 
-def dense_spread(game):
-    """Σ in plain NumPy."""
-    influence = game.graph.influence.toarray()
-    power, spread = np.eye(len(influence)), np.zeros_like(influence)
-    for hop in range(game.propagation.max_hops):
-        power = power @ influence
-        spread += game.propagation.hop_decay**hop * power
-    np.fill_diagonal(spread, 0.0)
-    return spread
-
-
 @pytest.mark.parametrize("mechanism", ALONE)
 def test_clients_who_do_not_answer_each_other_keep_their_budgets(mechanism):
     scene = World().scene(altered(SMALL, mechanism=mechanism))
@@ -51,7 +40,7 @@ def test_clients_who_do_not_answer_each_other_keep_their_budgets(mechanism):
 @pytest.mark.parametrize(("event", "factor"), [("leaves", 0.0), ("doubles", 2.0)])
 def test_afterwards_everybody_but_the_one_who_moved_is_at_its_best_response(leader, event, factor):
     scene = World().scene(altered(SMALL, mechanism=leader, payment_limit=2.0, budget_min=0.01, budget_max=0.8))
-    spread, clients = dense_spread(scene.solution.game), scene.solution.game.clients
+    spread, clients = scene.solution.game.propagation.to_dense(), scene.solution.game.clients
     after, settled = what_if(scene, 0, 1, event)
     budgets = after["budget"]
     assert settled
