@@ -1,7 +1,5 @@
 """Fixed features depend on one picture alone, have length 1, and are what slow loops over its pixels say; whitening."""
 
-import os
-
 import numpy as np
 import pytest
 from pytest import approx
@@ -14,11 +12,9 @@ from mppfl.data import (
     drawn_blocks,
     drawn_shapes,
     drawn_whitening,
-    find_files,
     fixed_features,
     gradient_histograms,
     grey_histograms,
-    load_dataset,
     model_inputs,
     picture_blocks,
     whitening_of,
@@ -179,24 +175,3 @@ def test_one_seed_draws_one_set_of_pictures_and_their_whitening_is_kept():
     whitening = drawn_whitening(16, 16)
     assert drawn_whitening(16, 16) is whitening
     assert not any(array.flags.writeable for array in whitening)
-
-
-# ---- real pictures ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.data
-def test_a_linear_softmax_on_them_gets_nine_tenths_of_fashion_mnist_right():
-    import torch
-
-    if not os.environ.get("MPPFL_DATA") or find_files("fashion-mnist") is None:
-        pytest.skip("fashion-mnist is not under MPPFL_DATA (docs/data-sets.md)")
-    data = fixed_features(load_dataset("fashion-mnist", source="files"), "oriented_gradients")
-    inputs, labels = torch.tensor(data.train.features), torch.tensor(data.train.labels)
-    truth = torch.nn.functional.one_hot(labels, 10).float()
-    weights, momentum = torch.zeros(NUM_FEATURES, 10), torch.zeros(NUM_FEATURES, 10)
-    for _ in range(100):  # full batches, no noise
-        gradient = inputs.T @ (torch.softmax(inputs @ weights, 1) - truth) / len(inputs)
-        momentum = 0.9 * momentum - 32 * gradient
-        weights += momentum
-    guesses = (torch.tensor(data.test.features) @ weights).argmax(1)
-    assert float((guesses == torch.tensor(data.test.labels)).float().mean()) > 0.89  # 0.910, and 0.912 after 200 steps
