@@ -17,9 +17,6 @@ OF_THE_PAPER = ("--preset", "paper-like", "--rounds", 60, "--fixed-budget", "mea
 FOUR = ("--mechanisms", ",".join(("mppfl", *BASELINES)))
 
 
-# ---- what comes out ---------------------------------------------------------------------------------------------
-
-
 def test_price_of_anarchy_and_payments_within_a_limit_of_two_friends_by_hand(mppfl, friends):
     options = (*friends, "--rounds", 2, "--mechanisms", "mppfl,budget_limited", "--payment-limit", 0.3, "--json")
     comparison = mppfl("compare", *options, "--optimum").json
@@ -51,9 +48,6 @@ def test_nothing_is_said_of_mppfl_where_it_was_not_compared(mppfl):
     assert (len(rows), {row[-1] for row in rows}) == (4, {"–"})
 
 
-# ---- the paper's trends (docs/model.md, presets) ----------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_thirty_games_of_the_papers_setting_agree_with_an_independent_measurement(mppfl):
     # A separate implementation found, over 30 games drawn in its own way: costs 1372, 1610, 1693, 1687 and welfare 469,
@@ -68,9 +62,6 @@ def test_thirty_games_of_the_papers_setting_agree_with_an_independent_measuremen
         assert abs(mine["welfare"] - welfare) < 3 * mine["welfare_sd"] * np.sqrt(2 / 30)
         ratio = mine["server_cost"] / means["mppfl"]["server_cost"]
         assert ratio == approx(cost / 1372, rel=0.02)
-
-
-# ---- an experiment file instead of options ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shown", [{"mechanism": "dp_fedavg"}, {}])

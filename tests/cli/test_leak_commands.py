@@ -38,9 +38,6 @@ def as_if_large(monkeypatch):
     monkeypatch.setattr(home(fits_matrices), "DENSE_LIMIT", 50)
 
 
-# ---- risk -------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def risk(mppfl, circles):
     """Runs `mppfl risk` on the circles, where everybody gives the same."""
@@ -68,9 +65,6 @@ def test_one_client_is_told_who_leaks_and_what_protection_costs(risk, circles):
     assert (text.code, text.stderr) == (0, "")
     for words in ("R_model, no unit", "R_leak, nats", "Leak most about others", "protection: to bring it down"):
         assert words in text.stdout
-
-
-# ---- compare ----------------------------------------------------------------------------------------------------
 
 
 def rows_of(comparison):
@@ -121,9 +115,6 @@ def test_the_comparison_in_the_manual_runs_and_shows_a_lower_leak(capsys):
     agnostic, priced = (line.split() for line in capsys.readouterr().out.splitlines())
     assert agnostic[3] == priced[3]  # mean budgets
     assert float(priced[5]) < float(agnostic[5])
-
-
-# ---- calibrate --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

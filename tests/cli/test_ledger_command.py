@@ -76,9 +76,6 @@ def test_a_head_noted_earlier_must_be_on_the_way_to_the_present_one(mppfl, ledge
     assert "noted" in mppfl("ledger", "verify", ledger, "--head", "ab").error
 
 
-# ---- what the others' releases say ------------------------------------------------------------------------------
-
-
 def test_show_with_a_network_adds_three_columns(mppfl, twelve, write):
     sample = write("sample.csv", "name,value", *(f"c{n},{int(n < 6)}" for n in range(12)))
     network = ("ledger", "show", twelve[0], "--graph", twelve[1], "--undirected")

@@ -9,8 +9,6 @@ import pytest
 approx = pytest.approx
 HEADER = "name,quadratic_cost,linear_cost,noise_harm"
 
-# ---- what is printed -----------------------------------------------------------------------------------------------
-
 
 def test_names_of_any_alphabet_survive_a_terminal_that_knows_no_letters_but_ascii(mppfl_process, write):
     graph = write("edges.csv", "Zoë,Ωmega", "Ωmega,李", "李,Zoë")
@@ -38,9 +36,6 @@ def test_without_json_a_reader_gets_labelled_lines(mppfl, friends):
     assert (one[1], one[2].split()) == ("mechanism         mppfl, 1 round", ["round", "1"])
 
 
-# ---- numbers by hand --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("mechanism", "divisor"),
     [
@@ -62,9 +57,6 @@ def test_two_friends_share_what_each_mechanism_asks_by_hand(mppfl, friends, mech
     for this in rounds:
         expected = (1 / (divisor * this["round_index"])) ** (1 / 3)
         assert this["budgets"] == approx({"ann": expected, "bob": expected}, rel=1e-6)
-
-
-# ---- rates, bounds and participation ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mechanism", ["mppfl", "dp_fedavg", "mppfl_noise_aware"])

@@ -20,9 +20,6 @@ def experiment(write):
     return write("small.toml", small(game={"num_rounds": 3}, output={"checkpoint_every": 10}).to_toml())
 
 
-# ---- train ------------------------------------------------------------------------------------------------------
-
-
 def test_results_go_to_stdout_and_progress_to_stderr(mppfl, experiment, tmp_path):
     answer = mppfl("train", experiment, "--output", tmp_path / "out")
     assert answer.code == 0, answer.stderr
@@ -97,9 +94,6 @@ def test_long_trainings_print_some_twenty_plain_lines(mppfl, experiment, tmp_pat
     assert lines[4].endswith(" left")
 
 
-# ---- compare --train --------------------------------------------------------------------------------------------
-
-
 def test_compare_trains_several_mechanisms_and_reports_where_asked(mppfl, experiment, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.iterdir())
@@ -112,9 +106,6 @@ def test_compare_trains_several_mechanisms_and_reports_where_asked(mppfl, experi
     assert shown.stdout.count("noise_aware") == 2
     assert shown.stdout.endswith("report: page.html\n")
     assert "<html" in (tmp_path / "page.html").read_text("utf-8")
-
-
-# ---- report -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

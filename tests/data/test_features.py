@@ -39,9 +39,6 @@ def features_of(pictures):
     return fixed_features(dataset(pictures), "oriented_gradients").train.features
 
 
-# ---- properties -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "pictures",
     [
@@ -71,18 +68,12 @@ def test_the_features_of_a_picture_depend_on_its_mean_over_colours_and_nothing_e
     assert np.array_equal(*(features.train.features for features in published))
 
 
-# ---- worked by hand ---------------------------------------------------------------------------------------------
-
-
 def test_a_grey_pixel_counts_for_its_two_nearest_levels_and_a_black_picture_has_no_gradients():
     half, black = (np.full((1, 16, 16), level, dtype=np.float32) for level in (0.5, 0.0))
     assert grey_histograms(half, 7)[0].mean(axis=(1, 2)) == approx([0, 0.5, 0.5, 0], abs=1e-6)
     blocks = picture_blocks(black)[0]
     assert not blocks[: 8 * (49 + 25)].any()
     assert np.linalg.norm(blocks) == approx(1.0)  # the grey levels
-
-
-# ---- a second route ---------------------------------------------------------------------------------------------
 
 
 def slow_gradient_histograms(grey, grid):
@@ -116,9 +107,6 @@ def test_gradient_histograms_are_what_a_loop_over_the_pixels_gives(grid):
     assert gradient_histograms(grey, grid) == approx(np.array(expected), abs=1e-5)
 
 
-# ---- as a data set ----------------------------------------------------------------------------------------------
-
-
 def test_everything_but_the_features_stays_and_model_inputs_leave_them_alone():
     given_ = dataset(noise(6), noise(4, seed=1))
     data = fixed_features(given_, "oriented_gradients")
@@ -149,9 +137,6 @@ AS_NUMBERS[0, 0, 0], AS_NUMBERS[0, 0, 1] = 0, 255
 def test_what_has_no_oriented_gradients_and_unknown_features_are_refused(parts, name, says):
     with pytest.raises(BadInput, match=says):
         fixed_features(dataset(*parts), name)
-
-
-# ---- whitening, and the drawn shapes behind it ------------------------------------------------------------------
 
 
 def test_features_of_drawn_shapes_are_whitened_as_the_formula_says():

@@ -81,9 +81,6 @@ def test_a_run_becomes_a_table_with_one_row_per_round(monkeypatch):
         run.to_pandas()
 
 
-# ---- provenance -------------------------------------------------------------------------------------------------
-
-
 def test_provenance_tells_versions_machine_and_time_and_names_no_host_user_or_folder():
     here = provenance_here()
     assert here.python == platform.python_version()

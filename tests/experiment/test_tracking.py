@@ -69,9 +69,13 @@ def test_mlflow_gets_one_run_per_training_with_parameters_and_figures(mlflow):
 
 @pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, "KILLED"), (ValueError, "FAILED")])
 def test_mlflow_learns_how_a_training_ended(mlflow, error, status):
-    with pytest.raises(error), tracking("mlflow", EXPERIMENT) as log:
-        log({"mppfl": record()})
-        raise error
+    def training():
+        with tracking("mlflow", EXPERIMENT) as log:
+            log({"mppfl": record()})
+            raise error
+
+    with pytest.raises(error):
+        training()
     assert mlflow.ended == {"id of mppfl": status}
 
 

@@ -23,9 +23,6 @@ def test_whom_nobody_exposes_has_no_sources():
     assert (view.terms, view.sources, view.walks, view.num_sources, sum(view.by_hop)) == ((), {}, (), 0, 0.0)
 
 
-# ---- what if ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("mechanism", ALONE)
 def test_clients_who_do_not_answer_each_other_keep_their_budgets(mechanism):
     scene = World().scene(altered(SMALL, mechanism=mechanism))
@@ -67,9 +64,6 @@ def test_who_stays_out_stays_out_and_nobody_is_its_own_other():
     assert (what_if(scene, first, second, "leaves")[0]["budget"][outside] == 0).all()
     with pytest.raises(BadInput, match="cannot be its own other"):
         what_if(scene, 3, 3, "leaves")
-
-
-# ---- as text ------------------------------------------------------------------------------------------------------
 
 
 def test_a_table_keeps_its_parts_and_names_are_escaped_wherever_they_stand():

@@ -55,9 +55,6 @@ def any_choices(draw) -> Choices:
     return choose(**values)
 
 
-# ---- as a link ----------------------------------------------------------------------------------------------------
-
-
 @given(any_choices())
 def test_a_link_holds_every_choice(choices):
     assert from_link(to_link(choices)) == choices
@@ -92,9 +89,6 @@ def test_a_value_that_cannot_be_is_told_in_one_line(query, told):
     assert "\n" not in str(refused.value)
 
 
-# ---- as an experiment file ----------------------------------------------------------------------------------------
-
-
 @settings(max_examples=40, deadline=None)
 @given(any_choices())
 def test_the_experiment_file_says_what_the_choices_mean(tmp_path_factory, choices):
@@ -115,9 +109,6 @@ def test_commands_name_the_file_and_begin_with_what_is_shown():
     hidden = choose(tab="comparison", fixed_budget="mean")  # of a mechanism that is compared, and not the one shown
     assert commands(hidden)[0].endswith("--mechanisms all --fixed-budget mean")
     assert set(commands(Choices())) == set(commands(choose(tab="comparison")))
-
-
-# ---- as levers ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,6 @@ SMALL = choose(num_clients=8, num_rounds=5)
 LEAVING = {"participation": "rational", "against": "nothing"}  # clients leave one after the other
 
 
-# ---- what a scene shows -------------------------------------------------------------------------------------------
-
-
 def test_a_scene_shows_one_round_of_the_solution():
     scene = World().scene(altered(SMALL, round_shown=3))
     terms, game = scene.solution.terms(3), scene.solution.game
@@ -51,9 +48,6 @@ def test_own_risk_is_what_was_spent_up_to_the_round_shown(mechanism, bounds):
     spent = budgets[:4].sum(axis=0)
     assert scene.coloured_by("own_risk")[0] == approx(spent)
     assert scene.coloured_by("external_risk")[0] == approx(scene.solution.game.propagation @ spent)
-
-
-# ---- what is kept -------------------------------------------------------------------------------------------------
 
 
 def test_looks_reuse_the_solution_and_levers_do_not():
@@ -99,9 +93,6 @@ def test_the_least_recently_used_is_forgotten_first_and_a_failure_is_not_remembe
     assert made == ["a", "b", "c", "b"]
 
 
-# ---- networks -----------------------------------------------------------------------------------------------------
-
-
 def test_a_network_is_drawn_given_or_read_from_a_file_that_is_offered_both_ways_where_the_reader_wishes(tmp_path):
     links = tmp_path / "edges.csv"
     links.write_text("ann,bob\nbob,cat\n", encoding="utf-8")
@@ -120,9 +111,6 @@ def test_a_network_is_drawn_given_or_read_from_a_file_that_is_offered_both_ways_
 
 def test_warming_up_plays_leaders_bounds_and_rules():
     assert warm_up() == 6 * 2 * 4 + 2
-
-
-# ---- large networks -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -152,9 +152,6 @@ def test_impossible_hops_decays_budgets_and_clients_are_refused(call, client, bu
         call(propagate(graph), client, np.array(budgets))
 
 
-# ---- strongest walks --------------------------------------------------------------------------------------------
-
-
 def walks_one_by_one(propagation, client, source):
     """{walk: amount of a unit budget} of every walk from source to client of at most max_hops edges."""
     influence, amounts = propagation.influence.toarray(), {}
