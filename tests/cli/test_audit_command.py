@@ -15,11 +15,7 @@ SIMULATED = "mechanism --set protection.noise=simulated --dimension 400 --num-ca
 @pytest.mark.parametrize(
     ("line", "labels", "words"),
     [
-        (
-            "sensitivity trial.toml --client 3",
-            [],
-            "sum client update, softmax in float32, client 3|pass: no change",
-        ),
+        ("sensitivity trial.toml --client 3", [], "sum client update, softmax in float32, client 3|pass: no change"),
         ("training trial.toml --num-coins 20", ["accuracy"], "2 rounds, |pass"),
         (SIMULATED, ["noise"], "local record gradient, simulated noise, noise multiplier 1|pass"),
         ("float --noise plain-float32", [], "fail: the last bits tell 0 from 1"),

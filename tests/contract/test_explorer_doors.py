@@ -225,10 +225,7 @@ def test_the_run_view_shows_accounts_and_curves_of_trainings(golden, page):
     learned = {key: charts.pop(key) for key in list(charts) if key in ("accuracy", "loss")}
     assert learned
     assert all(len(x) == len(y) > 0 for traces in learned.values() for x, y in traces)
-    golden.check(
-        {"runs": listed, "charts": charts, "accounts": cells(found["texts"]["ledger"])},
-        relative=ACCOUNTS,
-    )
+    golden.check({"runs": listed, "charts": charts, "accounts": cells(found["texts"]["ledger"])}, relative=ACCOUNTS)
 
 
 # ---- what can be taken away ---------------------------------------------------------------------------------------

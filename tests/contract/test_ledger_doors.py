@@ -63,11 +63,7 @@ def rows_of(told, *figures):
 def test_show_tells_what_everybody_spent_and_what_the_caps_leave(folder, golden, name):
     told = json_of("ledger", "show", ledger_of(folder, name))
     golden.check(
-        {
-            "releases": told["num_events"],
-            "notes": told["notes"],
-            "clients": rows_of(told, "spent", "remaining"),
-        },
+        {"releases": told["num_events"], "notes": told["notes"], "clients": rows_of(told, "spent", "remaining")},
         relative=ACCOUNTS,
     )
     words = command("ledger", "show", ledger_of(folder, name), "--client", "3").stdout.splitlines()

@@ -20,15 +20,7 @@ import numpy as np
 import pytest
 
 from mppfl.errors import BadFile, BadInput, MppflError
-from mppfl.experiment import (
-    find_runs,
-    load_run,
-    marks_of,
-    prepare,
-    read_experiment,
-    read_live,
-    run_experiment,
-)
+from mppfl.experiment import find_runs, load_run, marks_of, prepare, read_experiment, read_live, run_experiment
 from mppfl.privacy.ledger import SIMULATION, PrivacyLedger
 from mppfl.training import load_checkpoint
 from tests.experiment.runs import CASES, make_run
