@@ -89,12 +89,7 @@ def test_a_pair_returns_home_on_every_second_step_and_a_directed_cycle_after_thr
 def test_random_walkers_are_unbiased_and_know_their_error(monkeypatch, normalisation, diagonal):
     graph = random_network(9, size=80, density=0.06, normalisation=normalisation)
     truth = count_closed_walks(graph.influence, 5, 0.7).values
-    for name in (
-        "EXACT_BELOW",
-        "DENSE_BELOW",
-        "MANY",
-        "STEPS_AN_EDGE",
-    ):  # "auto" then estimates as it does on large networks
+    for name in ("EXACT_BELOW", "DENSE_BELOW", "MANY", "STEPS_AN_EDGE"):  # "auto" then estimates as on large networks
         monkeypatch.setattr(walks, name, 0)
     runs = [count_closed_walks(graph.influence, 5, 0.7, diagonal, seed) for seed in range(800)]
     assert {run.exact_hops for run in runs} == {2}
