@@ -235,15 +235,6 @@ def test_a_host_that_cannot_be_resolved_is_told_in_one_line(host):
         address_of(host)
 
 
-def test_what_the_explorer_needs_is_told_in_one_line(mppfl, monkeypatch):
-    import importlib.util
-
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "dash" else found(name, *rest))
-    said = mppfl("explore", "--no-browser").error
-    assert said == "dash is not installed. Run: pip install 'mppfl[explore]'"
-
-
 def test_a_port_that_is_taken_is_told_in_one_line(mppfl_process):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

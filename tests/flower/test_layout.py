@@ -122,14 +122,6 @@ def test_an_app_that_cannot_be_written_whole_leaves_nothing_behind(tmp_path, mon
         write_app(tmp_path)
 
 
-def test_a_cap_for_nobody_is_told_before_any_node_is_made(tmp_path):
-    layout = written(tmp_path / "app")
-    layout.experiment.write_text(layout.experiment.read_text() + 'caps = {"two" = 0.5}\n')
-    with pytest.raises(UnknownClient, match=r"ledger\.caps: client 'two' is not in the network"):
-        made(layout)
-    assert not layout.folder.exists()
-
-
 # ---- keys and certificates --------------------------------------------------------------------------------------
 
 
@@ -170,6 +162,9 @@ def test_a_launch_that_is_refused_leaves_nothing_behind(tmp_path):
         deploy_local(layout.app, resume=True)
     with ServerFolder(layout.folder).locked(), pytest.raises(MppflError, match="another server is at work there"):
         deploy_local(layout.app)  # while the first is at work
+    layout.experiment.write_text(layout.experiment.read_text() + 'caps = {"two" = 0.5}\n')
+    with pytest.raises(UnknownClient, match=r"ledger\.caps: client 'two' is not in the network"):
+        made(layout)
     assert not layout.folder.exists()  # neither keys nor the lock are left
 
 
