@@ -384,6 +384,15 @@ def test_the_theme_is_the_systems_until_chosen_and_then_stays(new_page):
     assert page.page.evaluate(theme) == "light"
 
 
+def tabs(page):
+    """Opens one tab after the other, and tells which."""
+    yield "network"
+    for tab in ("rounds", "comparison", "run"):
+        page.tick("tab", tab)
+        page.page.wait_for_selector(f"#panel-{tab} .js-plotly-plot .xtitle")
+        yield tab
+
+
 STICKS_OUT = """() => [...document.querySelectorAll("#page *")].filter((each) => {
   const box = each.getBoundingClientRect();
   const inside = each.closest(".scroll, svg, canvas, .skip, .__________cytoscape_container");
@@ -397,10 +406,7 @@ def test_nothing_sticks_out_of_a_phone(new_page):
     page.slide("max_hops", 2)
     page.select("mechanism", "Social-agnostic")
     assert page.choices.view.mechanism == "social_agnostic"
-    for tab in ("network", "rounds", "comparison", "run"):
-        if tab != "network":
-            page.tick("tab", tab)
-            page.page.wait_for_selector(f"#panel-{tab} .js-plotly-plot .xtitle")
+    for _ in tabs(page):
         assert page.page.evaluate("document.documentElement.scrollWidth") <= 390
         assert page.page.evaluate(STICKS_OUT) == []
 
@@ -412,10 +418,7 @@ def test_axe_finds_nothing_serious(new_page):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     page = new_page(color_scheme="light", bypass_csp=True)  # the page itself would not let axe in
     page.open("?num_clients=20&num_rounds=5&client=3&other=5&runs=done/mppfl&runs=done/dp_fedavg")
-    for tab in ("network", "rounds", "comparison", "run"):
-        if tab != "network":
-            page.tick("tab", tab)
-            page.page.wait_for_selector(f"#panel-{tab} .js-plotly-plot .xtitle")
+    for tab in tabs(page):
         for theme in ("light", "dark"):
             if page.page.evaluate("document.documentElement.dataset.theme") != theme:
                 with page.change():

@@ -44,15 +44,10 @@ def test_the_karate_club_parts_as_well_as_by_networkx():
     assert min(ours) > 0.37
 
 
-def test_planted_blocks_are_found_whole_and_those_of_a_large_graph_too():
+def test_planted_blocks_are_found_whole():
     sizes = [150, 100, 80, 120]
     graph = random_graph("stochastic_block", 450, sizes=sizes, within=0.2, between=0.005, rng=seeded(1))
     assert np.array_equal(communities_of(graph, seeded()), np.repeat(np.arange(4), sizes))
-    graph = random_graph("stochastic_block", 80_000, sizes=[4_000] * 20, within=3e-3, between=2e-5, rng=seeded(2))
-    labels = communities_of(graph, seeded())
-    agree = sum(int(np.bincount(labels[start : start + 4_000]).max()) for start in range(0, 80_000, 4_000))
-    assert labels.max() + 1 == 20
-    assert agree > 0.97 * 80_000
 
 
 def test_both_directions_are_added_up_and_a_client_without_edges_is_a_community_of_its_own():
