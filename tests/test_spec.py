@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pickle
 import re
-import subprocess
-import sys
 import tomllib
 from contextlib import suppress
 from dataclasses import replace
@@ -386,8 +384,3 @@ def test_the_network_of_a_file_is_described_and_drawn(command_line, tmp_path):
     assert command_line("graph", "generate", "erdos_renyi", edges, "--num-clients", 8, "--seed", 2).code == 0
     drawn = command_line("graph", "describe", edges, "--json").json
     assert drawn["num_edges"] == GameSpec(num_clients=8, seed=2).build().graph.num_edges
-
-
-def test_no_folder_is_loaded_before_a_spec_is_used():
-    code = "import sys, mppfl.spec; sys.exit(any(m in sys.modules for m in ('numpy', 'pydantic', 'mppfl.game')))"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

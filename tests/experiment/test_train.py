@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -86,12 +84,6 @@ def test_a_network_and_clients_of_ones_own_are_read(three_friends):
     assert "data_size of the clients file was replaced" in case.notes[0]
     with pytest.raises(BadInput, match=r"num_clients=4, but .* has 3 clients"):
         prepare(replace(chosen, game=replace(chosen.game, num_clients=4)))
-
-
-def test_no_torch_is_loaded_for_it():
-    names = "build_game, load_run, prepare, read_experiment, read_live, train"
-    code = f"import sys; from mppfl.experiment import {names}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
 def test_another_seed_of_one_purpose_changes_that_purpose_alone():

@@ -28,16 +28,6 @@ def test_only_a_taken_upload_is_paid_and_only_a_refusal_spends_nothing(book, sta
     assert ([row.spent for row in book.entries()], book.owed()) == ([spent], {"ann": owed})
 
 
-@pytest.mark.parametrize("states", [("paid", "paid"), ("paid", "lost"), ("lost", "paid")])
-def test_a_repeated_round_is_paid_once(book, states):
-    for state in states:
-        book.ask([entry()])
-        book.settle("run", 1, [Settlement("ann", state)])
-    assert book.owed() == {"ann": 8.0}
-    with Accounts.open(book.path, read_only=True) as accounts:  # as another process sees it
-        assert accounts.owed() == {"ann": 8.0}
-
-
 def test_terms_do_not_change_once_they_were_asked_and_nothing_is_kept_of_a_settlement_with_a_stranger(book):
     book.ask([entry()])
     with pytest.raises(BadInput, match=r"budget=0\.5, not 0\.6"):

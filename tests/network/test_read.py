@@ -309,12 +309,6 @@ def test_any_file_is_read_as_line_by_line_and_by_the_csv_module_or_refused_in_on
     assert edges_of(graph) == read_plainly(text)
 
 
-def test_plain_numbers_are_read_by_numpy(file, monkeypatch):
-    monkeypatch.setattr(home(read_graph), "_edges_of_lines", partial(refuse, ValueError()))
-    for text in ("1,2\n2,1\n", "source\ttarget\tweight\r\n5\t6\t0.5\r\n6\t5\t1e-3\r\n", "# c\n\n1 2\n2  1 \n"):
-        assert read_graph(file(text)).num_edges == 2
-
-
 # Round trips, and routes that must agree
 
 
