@@ -227,7 +227,7 @@ def test_the_tab_shows_its_runs_whenever_and_wherever_it_is_opened(page, new_pag
     other = new_page()
     other.open("?num_clients=20&runs=done/mppfl")
     other.tick("tab", "run")
-    other.page.wait_for_selector("#run-status li", timeout=5000)
+    other.page.wait_for_selector("#run-status li")
     assert other.page.locator("#ledger table").count() == 1
 
 

@@ -71,7 +71,7 @@ def test_walks_that_meet_in_the_middle_give_the_diagonal_of_dense_powers(monkeyp
     by_powers = count_closed_walks(graph.influence, hops, 0.9)
     monkeypatch.setattr(walks, "DENSE_BELOW", 0)
     met = count_closed_walks(graph.influence, hops, 0.9, "exact")
-    assert met.values == approx(by_powers.values, abs=1e-14)
+    assert met.values == approx(by_powers.values, abs=1e-13)
     assert (met.exact_hops, met.standard_error.any()) == (hops, False)
 
 
