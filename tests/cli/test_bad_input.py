@@ -212,11 +212,8 @@ def test_a_file_that_may_not_be_read_is_refused(mppfl, friends, write, option):
         ["solve", "--hop-decay"],
         ["solve", "surplus"],
         ["graph", "describe"],
-        ["graph", "generate", "erdos_renyi"],
         ["audit", "sensitivity", "--mechanism", "paper"],
         ["audit", "float", "--noise", "white"],
-        ["audit", "neighbour", "--budget", "much"],
-        ["audit", "everything"],
     ],
 )
 def test_wrong_usage_ends_with_two(mppfl, arguments):

@@ -120,16 +120,13 @@ def test_under_its_own_reward_a_case_has_its_own_rates_and_the_options_of_its_me
     assert not np.allclose(cases[0].solution.plan.reward_rates, cases[3].solution.plan.reward_rates)
 
 
-def test_batches_that_the_smallest_client_cannot_fill_are_refused_with_the_largest_that_fits():
+def test_batches_that_the_smallest_client_cannot_fill_and_an_epsilon_under_infinite_budgets_are_refused():
     with pytest.raises(BadInput, match=r"training.batch_size=400, but client '\d' has 28\d examples. Use at most 28\d"):
         prepare(small(training={"batch_size": 400}))
     prepare(small(training={"batch_size": 400}, protection={"unit": "record"}))  # takes all there is
-
-
-def test_infinite_budgets_keep_no_epsilon():
-    raw = SMALL | {"protection": {"total_epsilon": 2.0}}
+    kept = SMALL | {"protection": {"total_epsilon": 2.0}, "mechanisms": ["mppfl", "noiseless"]}
     with pytest.raises(BadInput, match=r"total_epsilon=2 cannot be kept by 'noiseless', whose budgets are infinite"):
-        prepare(experiment_from(raw | {"mechanisms": ["mppfl", "noiseless"]}))
+        prepare(experiment_from(kept))
 
 
 def test_the_private_recipe_asks_every_client_for_the_same_in_every_round():

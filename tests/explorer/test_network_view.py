@@ -31,23 +31,7 @@ def channel(colours, name):
     return np.array([int(colour[start : start + 2], 16) for colour in colours])
 
 
-def in_the_box(drawn):
-    places = np.array([drawn.x, drawn.y])
-    return (places >= 0).all() and (places <= np.array([[1000], [700]])).all()
-
-
 # ---- clients ------------------------------------------------------------------------------------------------------
-
-
-def test_a_small_network_is_drawn_whole_and_always_alike():
-    graph, drawn = drawn_at_random("barabasi_albert", 40)
-    again = draw(CommunityTree(graph))
-    assert [members.tolist() for members in drawn.members] == [[client] for client in range(40)]
-    assert (drawn.labels, drawn.note, drawn.trail) == ((), "", ("all 40 clients",))
-    assert len(drawn.lines.sources) == graph.num_edges / 2
-    assert in_the_box(drawn)
-    assert np.array_equal((drawn.x, drawn.y), (again.x, again.y))
-    assert node_values(drawn, np.arange(40.0)).tolist() == list(range(40))
 
 
 def test_elements_name_places_and_a_line_runs_from_who_exposes_more():
