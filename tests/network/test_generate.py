@@ -140,6 +140,7 @@ def test_few_expose_many_and_few_are_exposed_by_many_unless_popularity_and_sprea
         ("skewed", 9, {"rng": 0}, r"rng=0 is no random generator. Pass numpy.random.default_rng\(seed\)"),
         ("erdos_renyi", 1, {}, "num_clients=1 must be a whole number of at least 2"),
         ("erdos_renyi", 9, {"probability_range": (0.5, 0.1)}, "the smaller first"),
+        ("erdos_renyi", 9, {"probability_range": 0.5}, "must be two numbers"),
         ("erdos_renyi", 9, {"weight_range": (0.0, 1.0)}, "two positive numbers"),
         ("skewed", 9, {"weights": "one"}, "weights='one' must be"),
         ("skewed", 9, {"num_edges": 8}, r"num_edges=8 must lie in \[9, 72\]"),
