@@ -115,6 +115,7 @@ REFUSED = {
     "an empty name": ("a,b\n,c\n", "line 2, ',c': a name is empty"),
     "a word for a weight": ("a,b,1\nb,a,heavy\n", "line 2, 'b,a,heavy': weight 'heavy' is not a positive number"),
     "no number for the first weight": ("a,b,NA\nc,d,1\n", "line 1, 'a,b,NA': weight 'NA' is not a positive number"),
+    "too large": ("1,2,1\n2,1,1e999\n", "line 2, '2,1,1e999': weight '1e999' is not a positive number"),
     "NaN": ("1 2 1\n2 1 nan\n", "line 2, '2 1 nan': weight 'nan' is not a positive number"),
     "a decimal comma": ("1;2;1\n2;1;0,5\n", "line 2, '2;1;0,5': weight '0,5' is not a positive number such as 0.5"),
     "an underscore": ("1,2,1\n2,1,1_0\n", "weight '1_0' is not a positive number"),
