@@ -17,7 +17,7 @@ from mppfl.privacy.audit import audit_float, audit_mechanism, clip_and_noise
 from mppfl.spec import TrainingConfig
 from mppfl.training import audit_sensitivity, audit_training, make_model
 from tests.homes import home
-from tests.training.trainings import pictures, plan_with
+from tests.training.trainings import Remembers, pictures, plan_with
 
 noise_module = home(add_noise)
 CLIENT, STEPS = {"unit": "client"}, {"release": "steps"}
@@ -132,27 +132,12 @@ def test_a_record_in_more_answers_than_are_charged_is_found_out(monkeypatch):
     assert "more answers than are charged" in audit.details["meaning"]
 
 
-class Remembers(torch.nn.Module):
-    """Keeps the mean of all examples it saw."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(64, 4)
-        self.register_buffer("mean", torch.zeros(64))
-
-    def forward(self, inputs):
-        inputs = inputs.flatten(1)
-        if self.training:
-            self.mean += inputs.mean(0)
-        return self.layer(inputs - self.mean)
-
-
 @pytest.mark.parametrize("protection", [{}, CLIENT])
 def test_a_model_that_remembers_examples_is_refused_by_both_audits(protection):
     config = TrainingConfig(batch_size=4, protection=protection)
     for audit in (
-        lambda: audit_sensitivity(Remembers(), DATA, config),
-        lambda: audit_training(Remembers(), DATA, plan_with([1.0] * 3), config, num_coins=8),
+        lambda: audit_sensitivity(Remembers(True), DATA, config),
+        lambda: audit_training(Remembers(True), DATA, plan_with([1.0] * 3), config, num_coins=8),
     ):
         with pytest.raises(BadInput, match="keeps something of the examples it has seen"):
             audit()

@@ -9,10 +9,8 @@ import random
 import signal
 import subprocess
 import sys
-import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from fractions import Fraction
-from types import SimpleNamespace
 
 import dp_accounting
 import numpy as np
@@ -84,16 +82,6 @@ def test_reserving_twice_costs_once_and_other_terms_are_refused(ledger):
     assert (len(ledger), ledger.spent("ann")) == (1, 0.1)
     ledger.reserve("another run", 1, [cost()])
     assert ledger.spent("ann") == approx(0.2)
-
-
-def test_any_object_with_the_attributes_of_a_cost_will_do(ledger):
-    paid = SimpleNamespace(**asdict(cost("7", 0.5, round_index=3, run="run")))
-    ledger.reserve("run", 3, [paid])
-    assert ledger.spent("7") == 0.5
-    with pytest.raises(BadInput, match="belongs to round_index=3, not to 4"):
-        ledger.reserve("run", 4, [paid])
-    with pytest.raises(BadInput, match="int is no release"):
-        ledger.reserve("run", 4, [5])
 
 
 # ---- what does not add ------------------------------------------------------------------------------------------
@@ -323,13 +311,6 @@ def test_delta_of_the_noise_itself_is_taken_from_the_delta_asked_for(ledger):
         ledger.get_epsilon("ann", 6e-9)
 
 
-def test_seeded_noise_is_called_a_simulation(ledger):
-    ledger.reserve("run", 1, [cost()])
-    assert (ledger.is_simulation, ledger.notes()) == (False, ())
-    ledger.reserve("run", 2, [cost(noise_kind="simulated")])
-    assert (ledger.is_simulation, ledger.notes()) == (True, ("simulation: seeded noise protects no one",))
-
-
 def test_a_release_without_noise_costs_everything(ledger):
     ledger.reserve("run", 1, [cost(budget=math.inf, noise_kind="none")])
     assert ledger.get_epsilon("ann", 1e-5) == math.inf
@@ -350,6 +331,8 @@ def test_strange_terms_are_refused_in_one_line_and_leave_nothing(ledger, strange
         lambda: ledger.reserve("run", 1, [cost(budget=strange if strange is not True else None)]),
         lambda: ledger.reserve("run", 1, [cost(extra_delta=-1 if strange in (0, 1e-300, None, True) else strange)]),
         lambda: ledger.reserve("run", 1, [cost(unit=strange)]),
+        lambda: ledger.reserve("run", 1, [strange]),
+        lambda: ledger.reserve("run", 4, [cost(round_index=3, run="run")]),
         lambda: ledger.reserve("run", 1, [cost(adjacency=strange)]),
         lambda: ledger.reserve("run", 1, [cost(noise_kind=strange)]),
         lambda: ledger.reserve("run", strange, [cost()]),
@@ -419,18 +402,18 @@ def write_rounds(path, name, rounds):
             ledger.reserve(name, round_index, [cost("shared", 2.0**-10), cost(name, 2.0**-10)])
 
 
-def test_eight_processes_writing_at_once_lose_nothing(path):
+def test_four_processes_writing_at_once_lose_nothing(path):
     context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=write_rounds, args=(path, f"writer {number}", 25)) for number in range(8)]
+    writers = [context.Process(target=write_rounds, args=(path, f"writer {number}", 25)) for number in range(4)]
     for writer in writers:
         writer.start()
     for writer in writers:
         writer.join()
-    assert [writer.exitcode for writer in writers] == [0] * 8
+    assert [writer.exitcode for writer in writers] == [0] * 4
     with PrivacyLedger.open(path) as ledger:
-        assert ledger.verify() == 8 * 25 * 2
-        assert ledger.spent("shared") == 8 * 25 * 2.0**-10
-        assert set(ledger.spent([f"writer {number}" for number in range(8)])) == {25 * 2.0**-10}
+        assert ledger.verify() == 4 * 25 * 2
+        assert ledger.spent("shared") == 4 * 25 * 2.0**-10
+        assert set(ledger.spent([f"writer {number}" for number in range(4)])) == {25 * 2.0**-10}
 
 
 WRITER = """
@@ -462,6 +445,7 @@ for round_index in range(start, start + 10_000):
             upload = os.urandom(16)
             ledger.store_upload("run", round_index, client, upload)
         os.write(released, f"{round_index} {client} {upload.hex()}\\n".encode())
+        sys.stdout.write("released\\n"); sys.stdout.flush()
         ledger.mark_sent("run", round_index, client)
     if set(answer.outcomes.values()) == {"refused"}:
         break
@@ -469,14 +453,15 @@ for round_index in range(start, start + 10_000):
 
 
 def kill_writers(path, side, times, rng):
-    """Kills a writer at a random moment, again and again; after each death the account must cover what left."""
+    """Kills a writer after some releases, again and again; after each death the account must cover what left."""
     for _ in range(times):
         lines = side.read_text().splitlines() if side.exists() else []
         start = max((int(line.split()[0]) for line in lines), default=1)
         line = [sys.executable, "-c", WRITER, str(path), str(side), str(start)]
         with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as writer:
             assert writer.stdout.readline() == b"ready\n", writer.stderr.read()
-            time.sleep(rng.uniform(0, 0.03))
+            for _ in range(rng.randrange(30)):
+                writer.stdout.readline()
             writer.send_signal(signal.SIGKILL)
         assert writer.returncode in (-signal.SIGKILL, 0)
         released = {tuple(line.split()) for line in side.read_text().splitlines()} if side.exists() else set()
@@ -489,12 +474,12 @@ def kill_writers(path, side, times, rng):
     return released
 
 
-@pytest.mark.parametrize(("ledgers", "deaths"), [(1, 25), pytest.param(30, 10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("ledgers", "deaths"), [(1, 15), pytest.param(30, 10, marks=pytest.mark.slow)])
 def test_after_sudden_death_the_account_covers_every_release(tmp_path, ledgers, deaths):
     rng = random.Random(deaths * ledgers)
     for part in range(ledgers):  # a new ledger each time, so that deaths also meet its making and its caps
         released = kill_writers(tmp_path / f"{part}.db", tmp_path / f"{part}.txt", deaths, rng)
-        assert released or ledgers > 1
+        assert released
 
 
 # ---- export -----------------------------------------------------------------------------------------------------

@@ -60,15 +60,6 @@ def test_nobody_ends_above_epsilon_however_the_rounds_are_added_up(dp_epsilon, m
         assert max(epsilon(sum(spent), 1e-5, method), epsilon(sum(reversed(spent)), 1e-5, method)) <= dp_epsilon
 
 
-def test_infinite_budgets_and_empty_plans_have_no_unit():
-    with pytest.raises(BadInput, match=r"total_epsilon=3 cannot be kept by 'by hand', whose budgets are infinite"):
-        budget_unit_for(plan_with([1.0, np.inf]), 3.0, 1e-5)
-    with pytest.raises(BadInput, match="nobody participates"):
-        budget_unit_for(plan_with([0.0, 0.0]), 3.0, 1e-5)
-    with pytest.raises(BadInput, match=r"total_epsilon=0 must lie in \[1e-06, 1000\]"):
-        budget_unit_for(plan_with([1.0]), 0.0, 1e-5)
-
-
 def kept_epsilon(way, noise, **changed):
     """What a client's ε of 3 in all, chosen for the training, becomes by its end: in its record and in the ledger."""
     plan, model = plan_with([1.0, 0.3, 0.7], num_rounds=3), make_model("linear", (1, 8, 8), 4)
@@ -190,13 +181,10 @@ def stated_noise(way, client, **changed):
 @pytest.mark.parametrize("way", BY_THE_BOOK)
 @pytest.mark.parametrize("client", [0, 1, 2])
 def test_the_noise_in_an_upload_is_what_the_record_states_and_the_budget_buys(way, client):
-    assert stated_noise(way, client) == approx(BY_THE_BOOK[way](SIZES[client]), rel=1e-9)
-
-
-@pytest.mark.parametrize("way", ["client", "shuffled"])
-@pytest.mark.parametrize("engine", ["loop", "vmap"])
-def test_every_engine_adds_the_noise_that_the_record_states(way, engine):
-    assert stated_noise(way, 1, engine=engine) == approx(BY_THE_BOOK[way](SIZES[1]), rel=1e-9)
+    std = BY_THE_BOOK[way](SIZES[client])
+    assert stated_noise(way, client) == approx(std, rel=1e-9)
+    if way == "client":  # replaced by nothing it moves half as far as replaced by another
+        assert stated_noise(way, client, adjacency="zero_out") == approx(std / 2, rel=1e-9)
 
 
 @pytest.mark.parametrize("way", BY_THE_BOOK)
@@ -214,10 +202,6 @@ def test_momentum_counts_the_noise_of_early_steps_more_than_once(way):
 @pytest.mark.parametrize("way", ["client", "shuffled"])
 def test_noise_that_protects_is_as_large_as_the_record_states(way, noise):
     assert stated_noise(way, 0, noise=noise) > BY_THE_BOOK[way](SIZES[0])  # rounding is paid for with noise
-
-
-def test_a_client_that_is_replaced_by_nothing_takes_half_the_noise_of_one_replaced_by_another():
-    assert stated_noise("client", 0, adjacency="zero_out") == approx(CLIP / math.sqrt(2 * BUDGET))
 
 
 def blank():

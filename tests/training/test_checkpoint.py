@@ -138,12 +138,6 @@ def test_where_any_byte_of_the_arrays_is_damaged_the_checkpoint_is_refused(tmp_p
 # ---- the disk -----------------------------------------------------------------------------------------------------
 
 
-def disk_that_is_full_at(call):
-    """What takes the place of os.fsync: it fails the first time, or the second."""
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    return Mock(side_effect=[*[None] * (call - 1), full, *[None] * 9])
-
-
 @pytest.mark.parametrize("has_old", [True, False])
 def test_a_full_disk_leaves_the_old_checkpoint_and_no_draft(tmp_path, checkpoint, monkeypatch, has_old):
     path = tmp_path / "run.ckpt"
@@ -151,7 +145,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_no_draft(tmp_path, checkpoint
         save_checkpoint(path, checkpoint)
     later = dataclasses.replace(checkpoint, weights=checkpoint.weights + 1)
     with monkeypatch.context() as disk:
-        disk.setattr(os, "fsync", disk_that_is_full_at(1))
+        disk.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
         with pytest.raises(MppflError, match=r"run.ckpt could not be written: No space left on device.*make room"):
             save_checkpoint(path, later)
     assert os.listdir(tmp_path) == (["run.ckpt"] if has_old else [])
@@ -161,22 +155,10 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_no_draft(tmp_path, checkpoint
     assert_same(load_checkpoint(path), later)
 
 
-def test_an_error_that_says_the_old_checkpoint_is_untouched_is_right(tmp_path, checkpoint, monkeypatch):
-    path = tmp_path / "run.ckpt"
-    save_checkpoint(path, checkpoint)
-    monkeypatch.setattr(os, "fsync", disk_that_is_full_at(2))
-    with pytest.raises(MppflError) as failed:
-        save_checkpoint(path, dataclasses.replace(checkpoint, weights=checkpoint.weights + 1))
-    assert "untouched" not in str(failed.value) or np.array_equal(load_checkpoint(path).weights, checkpoint.weights)
-
-
-def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, checkpoint, monkeypatch):
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, checkpoint):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(MppflError, match=r"run\.ckpt could not be written"):
         save_checkpoint(tmp_path / "file" / "run.ckpt", checkpoint)
-    monkeypatch.setattr("pathlib.Path.mkdir", Mock(side_effect=PermissionError(errno.EACCES, "Permission denied")))
-    with pytest.raises(MppflError, match=r"run\.ckpt could not be written"):
-        save_checkpoint(tmp_path / "new" / "run.ckpt", checkpoint)
 
 
 # ---- going on -----------------------------------------------------------------------------------------------------
@@ -326,10 +308,9 @@ def test_who_cannot_pay_twice_for_a_sum_stays_out_of_it_and_the_others_pay_what_
     records = killed_in_round_2(ledger, **changed)
     assert records[1].participating.all()
     before = ledger.spent(NAMES)
-    resumed = train_rounds(
-        MODEL, DATA, PLAN, configured(**QUICK, **changed), ledger=ledger, resume=checkpoint_of(records[:1], **changed)
-    )
-    again = next(resumed)
+    config = configured(**QUICK, **changed)
+    resume = checkpoint_of(records[:1], **changed)
+    again = next(train_rounds(MODEL, DATA, PLAN, config, ledger=ledger, resume=resume))
     assert again.refused == ("1",)
     theta = np.where(again.participating, records[1].theta, 0)
     np.testing.assert_allclose(again.theta, theta / theta.sum())

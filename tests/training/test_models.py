@@ -126,20 +126,6 @@ def test_the_same_seed_draws_the_same_weights_and_leaves_the_global_generator_al
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_the_linear_model_starts_from_zero_and_knows_no_bias():
-    model = make_model("linear", (8,), 3, seed=4)
-    assert [tuple(part.shape) for part in model.parameters()] == [(3, 8)]
-    assert not weights_of(model).any()
-
-
-def test_batch_norm_keeps_no_running_statistics():
-    model = make_model("vgg11", (3, 32, 32), 10, norm="batch")
-    norms = [layer for layer in model if isinstance(layer, nn.BatchNorm2d)]
-    assert len(norms) == 8
-    assert all(layer.running_mean is None and layer.running_var is None for layer in norms)
-    assert not list(model.buffers())
-
-
 @pytest.mark.parametrize("make", [TwoPaths, batch_normed, lambda: make_model("mlp", (1, 8, 8), 4, seed=9)])
 def test_the_callers_module_is_not_changed_by_a_training(make):
     module = make().eval()

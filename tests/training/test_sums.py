@@ -65,13 +65,6 @@ def test_a_sum_with_next_to_no_noise_is_the_plain_weighted_mean(way, aggregation
     np.testing.assert_allclose(exact.weights, plain.weights, atol=1e-11 * scale, rtol=0)  # of the grid, float64
 
 
-def test_budgets_that_buy_too_little_noise_for_a_grid_are_refused_before_anything_is_paid():
-    ledger = PrivacyLedger.in_memory()
-    with pytest.raises(BadInput, match=r"too fine for vectors of length 0.5. Use smaller budgets, or infinite ones"):
-        one_round((1e21,) * 4, ledger=ledger)
-    assert len(ledger) == 0
-
-
 @IN_A_SUM
 def test_weights_follow_the_roots_of_the_budgets_or_the_sizes_or_lie_between(way):
     by_noise = one_round(way=way).theta
@@ -84,12 +77,6 @@ def test_weights_follow_the_roots_of_the_budgets_or_the_sizes_or_lie_between(way
     between = one_round(way=way, dispersion=1e4).theta
     np.testing.assert_allclose(between, declared(way, dispersion=1e4)[1].weights, rtol=1e-9)
     assert between.sum() == approx(1)
-
-
-@IN_A_SUM
-def test_updates_longer_than_the_clip_norm_count_as_long_as_that(way):
-    length = one_round(FREE[:1] * 4, way, clip_norm=1e-3).update_norm
-    assert 0 < length <= 1e-3 * pace(way) * (1 + 1e-9)
 
 
 # ---- its noise ----------------------------------------------------------------------------------------------------
@@ -148,14 +135,18 @@ def test_a_client_alone_in_a_sum_gets_the_noise_it_would_draw_itself():
 
 @IN_A_SUM
 @pytest.mark.parametrize("aggregation", ["num_examples", "uniform", "noise_aware"])
-def test_each_client_is_charged_what_its_weight_costs_with_rounding_and_paid_for_what_was_used(way, aggregation):
-    ledger, unit = PrivacyLedger.in_memory(), 0.5
-    record = one_round(way=way, aggregation=aggregation, dispersion=100.0, ledger=ledger, budget_unit=unit)
+@pytest.mark.parametrize("adjacency", ["replace_one", "zero_out"])
+def test_each_client_is_charged_what_its_weight_costs_with_rounding_and_paid_for_what_was_used(
+    way, aggregation, adjacency
+):
+    ledger, unit, dropouts = PrivacyLedger.in_memory(), 0.5, int(way == "secure_sum record")
+    asked = {"aggregation": aggregation, "adjacency": adjacency, "dropouts": dropouts}
+    record = one_round(way=way, dispersion=100.0, ledger=ledger, budget_unit=unit, **asked)
     caps = unit * np.array(BUDGETS)
-    protection = declared(way)[0]
+    protection = declared(way, adjacency=adjacency)[0]
     sensitivity = np.array([protection.sensitivity(work) for work in works_of(SUMS[way])])
     std = record.noise_std[0] * record.theta[0] / pace(way)  # √V
-    margin = rounding_margin(NUM_PARAMETERS, 1 if way.startswith("server") else 4)
+    margin = rounding_margin(NUM_PARAMETERS, 1 if way.startswith("server") else 4 - dropouts)
     exact = (record.theta * sensitivity / std + margin) ** 2 / 2
     np.testing.assert_allclose(record.spent, exact, rtol=1e-9)
     assert (record.spent <= caps).all()
