@@ -2,7 +2,6 @@
 
 import math
 import tracemalloc
-from itertools import chain
 
 import numpy as np
 import pytest
@@ -35,21 +34,11 @@ def stream(seed=7):
     return np.random.default_rng(seed)
 
 
-def _first_of(vectors):
-    """The first vector that is one, and all of them, though they come one by one."""
-    vectors, missing = iter(vectors), []
-    for vector in vectors:
-        if vector is not None:
-            return vector, chain(missing, [vector], vectors)
-        missing.append(None)
-    return (), missing
-
-
 def opened_sum(vectors, weights, variance, grid=None, *, rng=None, trust="secure_sum", **changed):
     """The sum of these vectors as the server reads it; None is a client that failed."""
-    first, vectors = _first_of(vectors)
     protection = Protection(unit="client", trust=trust, **changed)
-    secure_sum = SecureSum(protection, weights, variance, len(first), rng, grid)
+    size = next((len(vector) for vector in vectors if vector is not None), 0)
+    secure_sum = SecureSum(protection, weights, variance, size, rng, grid)
     for client, vector in enumerate(vectors):
         if vector is not None and weights[client] > 0:
             secure_sum.add(client, vector)
@@ -160,7 +149,7 @@ def test_what_arrives_is_the_weighted_sum_of_clipped_vectors_on_the_grid():
     weights = np.array([0.5, 0.2, 0.0, 0.2, 0.1])
     variance = 1e-16
     grid = grid_of_sum(variance)
-    opened = opened_sum(iter(vectors), weights, variance, clip_norm=2.0, rng=rng)
+    opened = opened_sum(vectors, weights, variance, clip_norm=2.0, rng=rng)
     clipped, _ = clip_rows(vectors, 2.0)
     assert opened.total == approx(weights @ clipped, abs=1e-7)
     assert (opened.total / grid == np.rint(opened.total / grid)).all()
@@ -219,9 +208,12 @@ def test_a_client_is_in_a_sum_once_or_not_at_all():
 
 def test_a_hundred_times_the_clients_take_no_more_memory():
     def peak(num_clients):
-        vectors = (np.full(10_000, 1.0) for _ in range(num_clients))
+        protection, weights = Protection(unit="client", trust="secure_sum"), np.full(num_clients, 1 / num_clients)
         tracemalloc.start()
-        opened_sum(vectors, np.full(num_clients, 1 / num_clients), 1.0, rng=stream())
+        secure_sum = SecureSum(protection, weights, 1.0, 10_000, stream())
+        for client in range(num_clients):
+            secure_sum.add(client, np.full(10_000, 1.0))
+        secure_sum.open()
         top = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return top

@@ -94,15 +94,3 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path, damage, message):
     assert path.read_text() != before
     with pytest.raises(BadFile, match=message):
         store.read_cell(tmp_path, CELL, SETTING)
-
-
-def test_data_that_were_not_there_are_noted_until_they_are(tmp_path):
-    store.note_unavailable(tmp_path, "svhn")
-    assert store.is_unavailable(tmp_path, "svhn")
-    store.note_available(tmp_path, "svhn")
-    assert not store.is_unavailable(tmp_path, "svhn")
-    store.add_arms(tmp_path, CELL, SETTING, [measured(SA, 66.5)])
-    store.note_unavailable(tmp_path, "cifar-10")  # measured before, elsewhere
-    assert not store.is_unavailable(tmp_path, "cifar-10")
-    store.note_unavailable(tmp_path, "svhn")  # another data set was measured, this one was not
-    assert store.is_unavailable(tmp_path, "svhn")

@@ -28,13 +28,6 @@ def searched(accuracy_of, name=NAME, ceiling=60.0):
     return tried
 
 
-def test_the_first_batch_is_the_grid_for_every_aggregation_and_noiseless():
-    jobs = next_trials("cifar-10", [])
-    assert jobs[0] == (NOISELESS, None)
-    pairs = {(weights, unit) for weights in ("noise_aware", "size") for unit in GRID}
-    assert {(arm.aggregation, unit) for arm, unit in jobs[1:]} == pairs
-
-
 @pytest.mark.parametrize("right", [3e-5, 7e-4, 1.4e-3, 9e-3])
 def test_the_search_ends_within_tolerance_wherever_the_right_unit_lies(right):
     tried = searched(lambda arm, unit: TARGET + 4 * math.tanh(math.log(unit / right)))

@@ -138,12 +138,6 @@ def test_the_estimate_of_the_dispersion_is_right_on_average(energy):
     assert estimates.mean() == approx(dispersion, abs=off)
 
 
-def test_the_dispersion_is_the_variance_among_clients_less_what_noise_explains_and_never_negative():
-    rows = np.random.default_rng(0).standard_normal((5, 7))
-    assert dispersion_among(rows, np.zeros(5)) == approx(rows.var(axis=0, ddof=1).sum())
-    assert dispersion_among(np.zeros((4, 6)), np.full(4, 100.0)) == 0.0
-
-
 # ---- added up as they come ----------------------------------------------------------------------------------------
 
 

@@ -36,15 +36,6 @@ def test_the_largest_budget_keeps_epsilon_and_hardly_more_does_not(dp_epsilon, d
     assert epsilon(rho * (1 + 1e-6), dp_delta, method) > dp_epsilon
 
 
-def test_the_unit_is_set_by_the_client_who_gives_most_over_all_rounds():
-    # Sums over rounds: 3, 4 and 0.5, so 4 units of the game are all that ε allows.
-    plan = plan_from_rounds(
-        "by hand",
-        [RoundTerms(1, 1.0, 1.0, np.array([3.0, 1.0, 0.5])), RoundTerms(2, 1.0, 1.0, np.array([-1.0, 3.0, 0.0]))],
-    )
-    assert budget_unit_for(plan, 3.0, 1e-5) == approx(largest_budget(3.0, 1e-5) / 4, rel=1e-8)
-
-
 @settings(deadline=None, max_examples=50)
 @given(
     st.floats(0.01, 50.0),

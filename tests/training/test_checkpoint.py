@@ -98,7 +98,8 @@ def test_a_file_that_is_no_whole_checkpoint_is_refused(tmp_path, checkpoint):
     save_checkpoint(path, checkpoint)
     whole = path.read_bytes()
     truncated = [whole[: int(share * len(whole))] for share in (0.0, 0.001, 0.2, 0.5, 0.9, 0.999)]
-    for content in (*truncated, b"PK", b"hello\nworld\n" * 50, b"\x80\x04K\x01.", b"{}"):
+    flipped = [whole[:place] + bytes([whole[place] ^ 0x10]) + whole[place + 1 :] for place in (300, len(whole) // 2)]
+    for content in (*truncated, *flipped, b"PK", b"hello\nworld\n" * 50, b"\x80\x04K\x01.", b"{}"):
         path.write_bytes(content)
         assert "not a whole checkpoint" in refused_in_one_line(path)
     np.savez(tmp_path / "a.npz", facts=np.frombuffer(b"[1, 2]", dtype=np.uint8))
@@ -118,41 +119,17 @@ def test_a_checkpoint_of_another_format_is_refused_with_both_numbers(tmp_path, c
     assert "checkpoint of format 99, this version reads 1" in refused_in_one_line(path)
 
 
-def test_where_any_byte_of_the_arrays_is_damaged_the_checkpoint_is_refused(tmp_path, checkpoint):
-    path = tmp_path / "run.ckpt"
-    save_checkpoint(path, checkpoint)
-    content = path.read_bytes()
-    directory = content.index(b"PK\x01\x02")
-    refused = 0
-    for place in np.random.default_rng(0).integers(0, directory, 150).tolist():
-        path.write_bytes(content[:place] + bytes([content[place] ^ 0x10]) + content[place + 1 :])
-        try:
-            loaded = load_checkpoint(path)
-        except BadFile:
-            refused += 1
-            continue
-        assert_same(loaded, checkpoint)  # a byte that nothing depends on
-    assert refused > 100
-
-
 # ---- the disk -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("has_old", [True, False])
-def test_a_full_disk_leaves_the_old_checkpoint_and_no_draft(tmp_path, checkpoint, monkeypatch, has_old):
+def test_a_full_disk_leaves_the_old_checkpoint_and_no_draft(tmp_path, checkpoint, monkeypatch):
     path = tmp_path / "run.ckpt"
-    if has_old:
-        save_checkpoint(path, checkpoint)
-    later = dataclasses.replace(checkpoint, weights=checkpoint.weights + 1)
-    with monkeypatch.context() as disk:
-        disk.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
-        with pytest.raises(MppflError, match=r"run.ckpt could not be written: No space left on device.*make room"):
-            save_checkpoint(path, later)
-    assert os.listdir(tmp_path) == (["run.ckpt"] if has_old else [])
-    if has_old:
-        assert_same(load_checkpoint(path), checkpoint)
-    save_checkpoint(path, later)
-    assert_same(load_checkpoint(path), later)
+    save_checkpoint(path, checkpoint)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+    with pytest.raises(MppflError, match=r"run.ckpt could not be written: No space left on device.*make room"):
+        save_checkpoint(path, dataclasses.replace(checkpoint, weights=checkpoint.weights + 1))
+    assert os.listdir(tmp_path) == ["run.ckpt"]
+    assert_same(load_checkpoint(path), checkpoint)
 
 
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, checkpoint):

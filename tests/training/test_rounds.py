@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,9 +17,7 @@ from mppfl.training import (
     batches_with_augmentation,
     make_model,
     train_many,
-    train_rounds,
 )
-from mppfl.training.engines import Engine
 from tests.training.trainings import (
     BUDGETS,
     CLIENT,
@@ -102,12 +99,6 @@ def test_a_round_in_which_nobody_takes_part_leaves_the_model_as_it_was(optimizer
     assert len(ledger) == 4
 
 
-def test_a_training_with_nobody_at_all_is_no_error():
-    records = trained((0.0, 0.0, 0.0), 2, **NOMINAL)
-    assert [record.dp_epsilon for record in records] == [0.0, 0.0]
-    assert math.isnan(records[-1].clip_norm)
-
-
 # ---- clip norm, averages, evaluation ------------------------------------------------------------------------------
 
 
@@ -149,14 +140,6 @@ def test_accuracy_and_loss_are_those_of_the_model_handed_out():
     logs = scores - np.log(np.exp(scores).sum(1, keepdims=True))
     assert record.accuracy == right.mean()
     assert record.loss == approx(-logs[np.arange(len(right)), data.test_labels].mean(), rel=1e-5)
-
-
-def test_the_caller_may_stop_when_it_likes_and_pays_for_no_more():
-    ledger, data = PrivacyLedger.in_memory(), pictures()
-    for record in train_rounds(softmax_on(data), data, plan_with(BUDGETS, 9), configured(**QUICK), ledger=ledger):
-        if record.round_index == 2:
-            break
-    assert ledger.spent("2") == 4.0
 
 
 # ---- what is refused ----------------------------------------------------------------------------------------------
@@ -236,22 +219,6 @@ def test_poisson_samples_are_secret_where_noise_is_real():
         first, second = samples(noise)
         assert not np.array_equal(first, second)
         assert 100 < len(first) < 300  # ten steps of twenty on average: seven standard deviations
-
-
-def test_all_attempts_at_a_round_are_paid_for_in_its_record():
-    ledger = PrivacyLedger.in_memory()
-
-    def start():
-        return trained([0.2] * 3, 1, ledger=ledger, noise="gaussian")
-
-    for _ in range(3):  # three attempts die between reservation and release
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Engine, "updates", Mock(side_effect=KeyboardInterrupt))
-            with pytest.raises(KeyboardInterrupt):
-                start()
-    (record,) = start()
-    assert ledger.spent("0") == approx(0.8)
-    assert record.dp_epsilon == approx(float(ledger.get_epsilon("0", 1e-5)), rel=1e-9)
 
 
 @pytest.mark.parametrize(("stored", "times_paid"), [(False, 3), (True, 1)])
