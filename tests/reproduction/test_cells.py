@@ -1,11 +1,10 @@
 """Cells of the tables: which there are, in which order, and what decides them."""
 
 import json
-from itertools import groupby
 
 import numpy as np
 import pytest
-from reproduction.settings import SETTINGS, printed_accuracy
+from reproduction.settings import SETTINGS
 
 from mppfl.errors import BadInput
 from mppfl.experiment import Experiment
@@ -13,18 +12,6 @@ from reproduction import cells
 
 CELL = cells.Cell("cifar-10", "dir0.3", 20, 0)
 SIZES = np.full(20, 100)
-
-
-def test_cells_stand_in_the_order_of_priority_and_are_those_that_the_paper_prints():
-    groups = [(name, list(group)) for name, group in groupby(cells.CELLS, key=lambda cell: cell.dataset)]
-    sizes = {"fashion-mnist": [20], "cifar-10": [20, 50, 80], "cifar-100": [20], "svhn": [20], "cinic-10": [20, 50, 80]}
-    counted = [(name, list(dict.fromkeys(cell.num_clients for cell in group))) for name, group in groups]
-    assert counted == list(sizes.items())
-    assert [cell.partition for cell in cells.CELLS if cell.dataset == "cifar-100"] == ["dir0.3", "iid", "dir0.6"]
-    assert len(set(cells.CELLS)) == len(cells.CELLS)
-    for cell in cells.CELLS:
-        place = (cell.dataset, cell.partition, cell.num_clients)
-        assert printed_accuracy(1, *place) or printed_accuracy(2, *place)
 
 
 def test_cells_are_chosen_by_how_their_path_begins():

@@ -103,7 +103,7 @@ def test_a_round_in_which_nobody_takes_part_leaves_the_model_as_it_was(optimizer
 
 
 def test_a_protection_of_ones_own_needs_one_class_and_no_other_file():
-    """Noise, cost and clip norm of `NominalNoise`, which stands in trainings.py and nowhere else."""
+    """Noise, cost and clip norm of `PaperNoise`, which stands in the reproduction and nowhere else."""
     data, ledger = pictures(), PrivacyLedger.in_memory()
     # One client alone, without noise and without clipping, shows its raw update.
     alone = np.where(np.eye(3), np.inf, 0.0)
