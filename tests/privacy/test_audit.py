@@ -74,12 +74,6 @@ def test_every_sound_protection_passes_and_a_sensitivity_declared_a_tenth_too_sm
     assert in_sum is None or 0.5 < in_sum <= 1
 
 
-@pytest.mark.parametrize(("model", "engine"), [("softmax", "dense"), ("cnn_fmnist", "batched"), ("cnn_fmnist", "vmap")])
-@pytest.mark.parametrize("protection", [{}, CLIENT])
-def test_every_engine_passes(model, engine, protection):
-    assert sensitivity(model, engine=engine, **protection).verdict == "pass"
-
-
 @pytest.mark.parametrize(("model", "engine"), [("mlp", "loop"), ("mlp", "dense"), ("cnn_fmnist", "batched")])
 @pytest.mark.parametrize("protection", [{}, STEPS | {"batches": "poisson"}])
 def test_gradients_that_are_not_shortened_are_found_out(monkeypatch, model, engine, protection):
@@ -149,22 +143,14 @@ def memorised(noise_is_drawn=True, *, sizes=(100, 100, 100), rounds=12, rho=5e-4
     return audit_training(model, data, plan_with([rho] * len(sizes), rounds), config, num_coins=200, seed=seed)
 
 
-TRAININGS = {
-    "gradient": {},
-    "gradient, summed": SUM,
-    "gradient, zero-out": {"adjacency": "zero_out"},
-    "shuffled": STEPS | {"batches": "shuffled"},
-}
-
-
-@pytest.mark.parametrize("name", TRAININGS)
+@pytest.mark.parametrize("name", ["gradient", "gradient, summed", "gradient, zero-out", "shuffled"])
 def test_a_training_whose_noise_is_switched_off_tells_more_than_its_epsilon_allows(monkeypatch, name):
-    sound = memorised(**TRAININGS[name])
+    sound = memorised(**PROTECTIONS[name])
     assert (sound.verdict, sound.confidence) == ("pass", 0.95)
     assert sound.measured < 0.3 < sound.claimed < 2
     everywhere(monkeypatch, "add_noise", lambda values, std, kind, rng=None, out=None: quiet(values, out))
     everywhere(monkeypatch, "discrete_steps", lambda size, *_: np.zeros(size))
-    broken = memorised(**TRAININGS[name])
+    broken = memorised(**PROTECTIONS[name])
     assert (broken.verdict, broken.claimed) == ("fail", sound.claimed)
     assert broken.measured > 2
     assert broken.details["right"] > 150

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from pytest import approx
-from scipy.stats import chi2, norm
+from scipy.stats import norm
 
 from mppfl.errors import BadInput
 from mppfl.privacy import (
@@ -26,6 +26,7 @@ from mppfl.privacy import (
     round_cost,
     std_with_grid,
 )
+from tests.tolerances import assert_of_std
 
 WORK = LocalWork(num_examples=50, local_epochs=4, num_steps=9, batch_size=10)
 CLIENT = Protection(unit="client", noise="gaussian")
@@ -39,28 +40,7 @@ ZCDP = {
     "steps": STEPS,
     "shuffled": Protection(release="steps", batches="shuffled"),
 }
-FALSE_ALARM = 1e-7
-
-
 # ---- protections: which noise a budget buys -----------------------------------------------------------------------
-
-
-# Δ and how many answers one unit touches, worked by hand for n = 50, 4 epochs, 9 steps, batches of 10 and 𝒮 = 1.
-BY_HAND = {
-    "client": (2.0, 1, 1),
-    "gradient": (2 / 50, 1, 1),
-    "steps": (2 / 50, 9, 9),
-    "shuffled": (2.0, 4, 20),
-    "poisson": (1.0, 1, 20),
-}
-
-
-@pytest.mark.parametrize(("name", "by_hand"), BY_HAND.items())
-def test_how_far_a_neighbour_moves_which_answers(name, by_hand):
-    protection = {**ZCDP, "poisson": POISSON}[name]
-    assert (protection.sensitivity(WORK), protection.queries(WORK), protection.num_answers(WORK)) == approx(by_hand)
-    halved = replace(protection, adjacency="zero_out").sensitivity(WORK)
-    assert halved == approx(by_hand[0] * (1.0 if protection.adjacency == "zero_out" else 0.5))
 
 
 @pytest.mark.parametrize("name", ZCDP)
@@ -83,23 +63,17 @@ def test_clip_norms_and_budgets_that_cannot_be_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("protection", "guarantee", "accounting"),
+    ("protection", "accounting"),
     [
-        (Protection(), "ρ-zCDP for each record of a client, against everybody who sees its gradient", "exact"),
-        (CLIENT, "ρ-zCDP for all data of a client, against everybody who sees its update", "exact"),
-        (replace(CLIENT, noise="discrete"), CLIENT.guarantee, "rdp"),
-        (STEPS, "ρ-zCDP for each record of a client, against everybody who sees its update", "exact"),
-        (POISSON, "(ε, δ)-DP for each record of a client, against everybody who sees its update", "pld"),
-        (replace(CLIENT, trust="server"), "ρ-zCDP for all data of a client, against everybody but the server", "rdp"),
-        (
-            Protection(trust="secure_sum"),
-            "ρ-zCDP for each record of a client, against everybody who sees the sum of a round",
-            "rdp",
-        ),
+        (CLIENT, "exact"),
+        (replace(CLIENT, noise="discrete"), "rdp"),
+        (POISSON, "pld"),
+        (replace(CLIENT, trust="server"), "rdp"),
+        (Protection(trust="secure_sum"), "rdp"),
     ],
-)  # fmt: skip
-def test_a_protection_says_what_it_promises_and_how_that_is_counted(protection, guarantee, accounting):
-    assert (protection.guarantee, protection.accounting) == (guarantee, accounting)
+)
+def test_noise_decides_how_what_it_costs_is_counted(protection, accounting):
+    assert protection.accounting == accounting
 
 
 # ---- one release --------------------------------------------------------------------------------------------------
@@ -119,8 +93,7 @@ def test_an_update_or_an_answer_carries_the_noise_that_its_share_of_the_budget_b
     else:
         release = released(np.zeros(size), 0.5, protection)
         answer, cost = release.updates, release.costs[0]
-    low, high = chi2.ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2], size)
-    assert low <= (answer / cost.noise_std) @ (answer / cost.noise_std) <= high
+    assert_of_std(answer, cost.noise_std)
     assert cost.budget * protection.queries(WORK) == approx(0.5)
     assert 1 / (2 * cost.noise_multiplier**2) == approx(cost.budget)
     moved = protection.sensitivity(WORK) + grid_of(cost.noise_std, noise) * math.sqrt(size)
@@ -312,13 +285,6 @@ def test_no_released_row_is_longer_than_the_clip_norm(seed, dtype, exponent, cli
     )
 
 
-def test_rows_near_the_end_of_float32_are_shortened_as_well():
-    rng = np.random.default_rng(0)
-    rows = torch.from_numpy((rng.uniform(0.5, 1.0, (50, 4000)) * 3e38).astype(np.float32))
-    out, _ = release_on_device(rows, costs_of([np.inf] * 50, 4000), 1.0, range(50))
-    assert (lengths(out) <= 1.0).all()
-
-
 @pytest.mark.parametrize("adjacency", ["replace_one", "zero_out"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_each_row_gets_the_noise_its_cost_states(adjacency, dtype):
@@ -327,15 +293,11 @@ def test_each_row_gets_the_noise_its_cost_states(adjacency, dtype):
     rows = torch.full((4, size), 0.5 / np.sqrt(size), dtype=dtype)
     out, _ = release_on_device(rows, costs, 1.0, [3, 4, 5, 6])
     noise = (out.double() - rows.double()).numpy()
-    low, high = chi2.ppf([FALSE_ALARM / 6, 1 - FALSE_ALARM / 6], size)
     for row, cost in zip(noise[:3], costs[:3], strict=True):
-        assert low <= (row / cost.noise_std) @ (row / cost.noise_std) <= high
-        assert abs(row.mean()) <= norm.ppf(1 - FALSE_ALARM / 6) * cost.noise_std / np.sqrt(size)
+        assert_of_std(row, cost.noise_std)
     assert torch.equal(out[3], rows[3])  # an infinite budget buys no noise
-    correlations = [
-        a @ b / np.linalg.norm(a) / np.linalg.norm(b) for a, b in ((noise[0], noise[1]), (noise[1], noise[2]))
-    ]
-    assert np.abs(correlations).max() <= norm.ppf(1 - FALSE_ALARM / 4) / np.sqrt(size)
+    correlations = np.corrcoef(noise[:3])[np.triu_indices(3, 1)]
+    assert np.abs(correlations).max() <= norm.ppf(1 - 1e-8) / np.sqrt(size)
 
 
 def test_the_same_seed_gives_the_same_noise_and_another_seed_another():

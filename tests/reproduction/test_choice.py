@@ -12,8 +12,8 @@ from reproduction.units import place_of_unit
 
 from mppfl.errors import BadFile, BadInput
 from reproduction import batch, choice, measure
+from tests.reproduction.test_cells import measured
 from tests.reproduction.test_measure import drawn
-from tests.reproduction.test_store import measured
 
 NAME = "cifar-100"
 CELL = Cell(NAME, "dir0.3", 20, 0)

@@ -13,8 +13,8 @@ from reproduction.store import add_arms, every_training
 from reproduction import __main__ as command
 from reproduction import game_figures
 from reproduction import measure as module
+from tests.reproduction.test_cells import measured
 from tests.reproduction.test_measure import NAME, SETTINGS_HERE, drawn
-from tests.reproduction.test_store import measured
 
 ROOT = Path(__file__).parents[2]
 

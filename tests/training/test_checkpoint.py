@@ -55,18 +55,13 @@ def checkpoint():
 def assert_same(one: Checkpoint, other: Checkpoint):
     for name in ("rounds_done", "clip_norm", "key"):
         assert getattr(one, name) == getattr(other, name)
-    assert one.history.engine == other.history.engine
-    assert one.history.refused == other.history.refused
-    for mine, theirs in (
-        ({"weights": one.weights}, {"weights": other.weights}),
-        (one.server, other.server),
-        (one.history.rounds, other.history.rounds),
-        (one.history.clients, other.history.clients),
-    ):
-        assert mine.keys() == theirs.keys()
-        for name in mine:
-            assert mine[name].dtype == theirs[name].dtype
-            assert mine[name].tobytes() == theirs[name].tobytes(), name
+    assert (one.history.engine, one.history.refused) == (other.history.engine, other.history.refused)
+    ours, theirs = (
+        {"weights": kept.weights, **kept.server, **kept.history.rounds, **kept.history.clients} for kept in (one, other)
+    )
+    assert ours.keys() == theirs.keys()
+    for name, values in ours.items():
+        assert (values.dtype, values.tobytes()) == (theirs[name].dtype, theirs[name].tobytes()), name
 
 
 # ---- the file -----------------------------------------------------------------------------------------------------
@@ -130,12 +125,6 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_no_draft(tmp_path, checkpoint
         save_checkpoint(path, dataclasses.replace(checkpoint, weights=checkpoint.weights + 1))
     assert os.listdir(tmp_path) == ["run.ckpt"]
     assert_same(load_checkpoint(path), checkpoint)
-
-
-def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, checkpoint):
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(MppflError, match=r"run\.ckpt could not be written"):
-        save_checkpoint(tmp_path / "file" / "run.ckpt", checkpoint)
 
 
 # ---- going on -----------------------------------------------------------------------------------------------------

@@ -109,17 +109,3 @@ def test_a_configuration_with_numpy_numbers_can_be_checkpointed(change):
     data = pictures()
     job = TrainingJob("training", plan_with([1.0] * 3), data, TrainingConfig(**{"batch_size": 4, **change}))
     assert len(training_key(make_model("softmax", data.input_shape, 4), job)) == 64
-
-
-def computed_with(**changed):
-    return TrainingJob("training", PLAN, DATA, configured(**changed)).computed_with
-
-
-PLAN, DATA = plan_with([1.0] * 3), pictures()
-
-
-def test_jobs_are_computed_together_only_where_one_engine_can_do_both():
-    assert computed_with() == computed_with(aggregation="uniform", seed=3, trust="server")
-    for other in (STEPS, SHUFFLED, {"unit": "client"}, {"clip_norm": 2.0}, {"noise": "gaussian"}):
-        assert computed_with() != computed_with(**other)  # noise of a simulation may be drawn on a device
-    assert computed_with(unit="client") == computed_with(unit="client", clip_norm=2.0, noise="gaussian")

@@ -67,27 +67,12 @@ def test_budgets_of_the_game_are_paid_for_and_the_training_spends_the_unit_times
             np.testing.assert_array_equal(record.participating, [True, False, True])
 
 
-@pytest.mark.parametrize("way", ["gradient", "shuffled"])
-def test_a_client_at_its_cap_over_all_runs_is_left_out_named_and_charged_no_more(way):
-    ledger = PrivacyLedger.in_memory()
-    ledger.set_cap(["0", "2"], 6.5, "record")
-    trained(num_rounds=1, ledger=ledger, run="one", **WAYS[way])
-    records = trained(num_rounds=4, ledger=ledger, run="two", **WAYS[way])
-    assert [record.refused for record in records] == [(), (), ("2",), ("2",)]
-    for record in records[2:]:
-        np.testing.assert_array_equal(record.participating, [True, False, False])
-        np.testing.assert_array_equal(record.spent, [0.5, 0.0, 0.0])
-        np.testing.assert_allclose(record.payments, [1.0, 0.0, 0.0])
-        np.testing.assert_array_equal(record.theta, [1.0, 0.0, 0.0])
-    np.testing.assert_array_equal(ledger.spent(["0", "2"]), [2.5, 6.0])  # 8.0 would pass the cap of 6.5
-    assert records[-1].dp_epsilon == approx(float(epsilon(4.0, 1e-5, "exact")))  # of this run alone
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
-def test_a_round_in_which_nobody_takes_part_leaves_the_model_as_it_was(optimizer):
+@pytest.mark.parametrize(("optimizer", "trust"), [("sgd", "local"), ("momentum", "server"), ("adam", "secure_sum")])
+def test_a_round_in_which_nobody_takes_part_leaves_the_model_as_it_was(optimizer, trust):
     terms = [RoundTerms(t, 2.0, 2.0, (t != 2) * np.array(BUDGETS)) for t in (1, 2, 3)]
     ledger = PrivacyLedger.in_memory()
-    first, idle, last = trained(plan=plan_from_rounds("by hand", terms), server_optimizer=optimizer, ledger=ledger)
+    asked = {"plan": plan_from_rounds("by hand", terms), "server_optimizer": optimizer, "trust": trust}
+    first, idle, last = trained(**asked, ledger=ledger)
     np.testing.assert_array_equal(idle.weights, first.weights)
     for name in ("theta", "spent", "payments", "noise_std"):
         np.testing.assert_array_equal(getattr(idle, name), np.zeros(3))
