@@ -515,7 +515,7 @@ def test_a_script_without_a_main_guard_runs_once(tmp_path):
     script.write_text(SCRIPT)
     source = Path(mppfl.__file__).parents[1]
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path,
+        [sys.executable, str(script)], capture_output=True, text=True, check=False, cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(source)},
     )  # fmt: skip
     assert done.stderr == ""
