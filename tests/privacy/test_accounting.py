@@ -16,7 +16,6 @@ from mppfl.privacy import (
     added_delta,
     composed_epsilon,
     epsilon,
-    epsilon_with_extra,
     gaussian_epsilon,
     history_epsilon,
     poisson_noise_of_plan,
@@ -234,17 +233,3 @@ def test_strange_budgets_and_deltas_are_answered_or_refused_in_one_line(method):
 @example(1.0, 1e-5, 0.3, 10**12)
 def test_strange_sampling_is_answered_or_refused_in_one_line(noise, delta, rate, steps):
     assert is_answered_or_refused(lambda: history_epsilon([(noise, rate, steps)], delta))
-
-
-# ---- noise that is only near the one meant ----------------------------------------------------------------------
-
-
-def test_what_noise_adds_to_delta_counts_more_the_larger_epsilon_is():
-    budgets, extra = np.array([0.5, 0.5, 2.0, 30.0]), np.array([0.0, 1e-12, 1e-12, 1e-12])
-    found = epsilon_with_extra(lambda deltas: epsilon(budgets, deltas, "rdp"), 1e-5, extra)
-    assert found[0] == epsilon(0.5, 1e-5, "rdp")
-    for at in (1, 2):  # the least ε at which budget and noise together stay within δ
-        left = 1e-5 - (1 + math.exp(found[at])) * extra[at]
-        assert epsilon(budgets[at], left, "rdp") == approx(found[at], rel=1e-8)
-        assert epsilon(budgets[at], left, "rdp") <= found[at]
-    assert found[3] == math.inf  # e^ε · 1e-12 is more than δ

@@ -275,6 +275,8 @@ def test_delta_of_the_noise_itself_is_taken_from_the_delta_asked_for(ledger):
     assert answer > epsilon(0.2, 1e-5) * 1.0001
     with pytest.raises(BadInput, match="used up by client 'ann'"):
         ledger.get_epsilon("ann", 6e-9)
+    ledger.reserve("run", 1, [cost("bob", 30.0, extra_delta=1e-12)])
+    assert ledger.get_epsilon("bob", 1e-5) == math.inf  # e^ε · 1e-12 is more than δ
 
 
 def test_a_release_without_noise_costs_everything(ledger):
