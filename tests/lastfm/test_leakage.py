@@ -200,7 +200,7 @@ def test_what_cannot_be_audited_is_refused_in_one_line(strong):
     with pytest.raises(BadInput, match="update_budgets=0 must be above 0"):
         audited(strong, (0.0,))
     lists = strong.listens.toarray()
-    attacker = attacker_of(strong, lists, set_apart(len(lists), 0.4, np.random.default_rng(5))[0])
+    attacker = attacker_of(strong, lists, set_apart(len(lists), 0.4, np.random.default_rng(5)))
     with pytest.raises(BadInput, match="at least 2"):
         leakage.side_leak(attacker, [released(strong, lists, 4.0)], lists)
     with pytest.raises(BadInput, match="nothing to compare with"):
