@@ -221,7 +221,7 @@ def test_a_poisson_round_is_one_entry_with_its_rate_and_steps(noise):
     assert before.budget is None
     assert (before.sampling_rate, before.num_steps) == (10 / 50, 4 * 5)
     assert before.noise_multiplier == answers[0].noise_multiplier == approx(1.5)
-    assert answers[0].noise_std == approx(1.5, rel=1e-4)
+    assert answers[0].noise_std == approx(1.5, rel=0.01)  # and what rounding costs
     assert before.extra_delta == approx(20 * answers[0].extra_delta)
     uneven = LocalWork(num_examples=51, local_epochs=4, batch_size=10)
     assert price(poisson, None, noise_multiplier=1.5, work=uneven).num_steps == 4 * 6
