@@ -206,6 +206,7 @@ def test_any_vector_is_answered_on_the_grid_or_refused(values, std, kind):
         ),
         ({"kind": "simulated"}, "needs rng"),
         ({"kind": "loud"}, "Known: simulated"),
+        ({"std": 1e300}, "leaves no room for a grid"),
         ({"values": np.zeros(3, dtype=int)}, "float32 or float64"),
         ({"out": np.zeros(4)}, "out must"),
         ({"values": np.zeros(3, dtype=np.float32), "std": 1e35}, "float32"),
