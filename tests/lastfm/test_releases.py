@@ -27,7 +27,7 @@ def released(budgets, level="record", **options):
 
 
 @given(st.lists(st.booleans(), min_size=2, max_size=30), st.integers(0, 29))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_record_or_a_client_moves_its_profile_by_no_more_than_the_declared_sensitivity(heard, which):
     before = np.array([heard], dtype=float)
     after = before.copy()
@@ -110,7 +110,7 @@ def unit_rows(size, width, seed=3):
 
 
 @given(st.integers(0, 1_000), st.floats(0.01, 10.0), st.floats(0.05, 0.95))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_client_that_leaves_moves_each_sum_by_the_root_of_what_it_pays(seed, rho, share):
     there, budgets = unit_rows(3, 6, seed), np.array([rho, 2.0, 0.5])
     gone = there * [[0.0], [1.0], [1.0]]

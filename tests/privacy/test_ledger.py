@@ -46,7 +46,7 @@ requests = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(requests, st.floats(0, 2.0))
 def test_no_sequence_of_requests_passes_a_cap(asked, cap):
     with PrivacyLedger.in_memory() as ledger:

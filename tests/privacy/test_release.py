@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from pytest import approx
@@ -269,7 +269,6 @@ def lengths(rows):
     return torch.linalg.vector_norm(rows.double(), dim=1)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([torch.float32, torch.float64]), st.floats(-20, 20), st.floats(1e-3, 1e3))
 def test_no_released_row_is_longer_than_the_clip_norm(seed, dtype, exponent, clip_norm):
     rng = np.random.default_rng(seed)

@@ -53,7 +53,7 @@ def error_of(weights, std, wished, dispersion, num_parameters):
     return dispersion * ((weights - wished) ** 2).sum() + num_parameters * std**2
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 8), st.integers(0, 10**6), st.floats(0, 100), st.sampled_from([0.0, 0.05]))
 def test_the_weights_are_those_of_a_general_solver(num_clients, seed, dispersion, margin):
     rng = stream(seed)
@@ -241,7 +241,7 @@ def test_the_cost_bounds_the_exact_divergence_of_the_shares(steps, shares, monke
             assert divergence <= order * (moved / std + margin) ** 2 / 2 * (1 + 1e-9)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 10**6))
 def test_rounding_moves_neighbours_no_further_apart_than_the_margin_says(seed):
     rng = stream(seed)

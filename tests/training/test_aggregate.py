@@ -37,7 +37,7 @@ def drawn_updates(num_clients=3, num_parameters=50, seed=0):
 # ---- weights ------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.floats(1, 1e4), st.floats(1e-3, 1e3)), min_size=1, max_size=8))
 def test_clients_who_agree_count_by_inverse_variance_and_the_mean_is_as_precise_as_can_be(clients):
     sizes, std = np.array(clients).T
@@ -66,7 +66,7 @@ def mean_squared_error(theta, by_size, energy, dispersion):
     return dispersion * ((theta - by_size) ** 2).sum(-1) + (theta**2 * energy).sum(-1)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.floats(1, 1e3), st.one_of(st.just(0.0), st.floats(1e-12, 1e3))), min_size=2, max_size=6),
     st.one_of(st.just(0.0), st.floats(1e-3, 1e4)),
@@ -88,7 +88,7 @@ def test_no_other_weights_have_a_smaller_error(clients, dispersion, seed):
 stds = st.one_of(st.just(0.0), st.floats(1e-70, 1e70))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.integers(1, 6).flatmap(
         lambda n: st.tuples(

@@ -29,7 +29,7 @@ from tests.training.trainings import WAYS, configured, pictures, plan_with, trai
 METHOD_NAMES = st.sampled_from(["exact", "rdp", "zcdp"])
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.floats(1e-6, 1e3), st.floats(1e-12, 0.1), METHOD_NAMES)
 def test_the_largest_budget_keeps_epsilon_and_hardly_more_does_not(dp_epsilon, dp_delta, method):
     rho = largest_budget(dp_epsilon, dp_delta, method)
@@ -37,7 +37,7 @@ def test_the_largest_budget_keeps_epsilon_and_hardly_more_does_not(dp_epsilon, d
     assert epsilon(rho * (1 + 1e-6), dp_delta, method) > dp_epsilon
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.floats(0.01, 50.0),
     METHOD_NAMES,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom, chi2
 
@@ -29,7 +29,6 @@ works = st.integers(1, 60).flatmap(
 )
 
 
-@settings(deadline=None)
 @given(works, st.sampled_from([CLIENT, SHUFFLED]), st.integers(0, 2**32))
 def test_every_epoch_shows_every_example_once(work, way, seed):
     batches = batches_of_round(work, Protection(**way), np.random.default_rng(seed))

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mppfl.errors import BadInput
@@ -58,7 +58,6 @@ bad_values = st.one_of(
 )  # fmt: skip
 
 
-@settings(deadline=None)
 @given(bad_values)
 def test_a_bad_value_is_refused_by_the_name_of_its_field(bad):
     name, value = bad
