@@ -80,6 +80,9 @@ def test_a_training_protects_unless_it_is_told_otherwise():
     [
         *(({"device": device}, "device") for device in (None, 3, 1.5, "quantum", "")),
         ({"release": "update"}, "release='update' does not hide a record"),
+        ({"batches": "shuffled"}, "batches='shuffled' is for release='steps'"),
+        ({**POISSON, "adjacency": "replace_one"}, "adjacency='zero_out'"),
+        ({"trust": "secure_sum", "noise": "gaussian"}, "Use noise='discrete'"),
         *(
             ({**way, "trust": trust}, f"trust='{trust}' opens one sum a round.*Use release='gradient'")
             for way in (STEPS, SHUFFLED, POISSON)
