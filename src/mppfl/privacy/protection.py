@@ -142,6 +142,15 @@ class Protection(Spec):
             closed=True,
         ),
     ] = 1.0
+    cohorts: Annotated[
+        int,
+        About(
+            "b public cohorts, drawn from the seed, that join sums in turns, each every b-th round. Noise takes back "
+            "part of that in the b - 1 rounds before, so that less adds up. 1: everybody joins every round.",
+            "",
+            1,
+        ),
+    ] = 1
     dropouts: Annotated[
         int, About("secure_sum: clients that may fail in a round; noise is enough without them.", "", 0)
     ] = 0
@@ -195,6 +204,11 @@ class Protection(Spec):
                 f"client_rate={self.client_rate:g} must be above 0, and 1 under trust='local', where everybody sees "
                 "who is in a round. Use trust='secure_sum' or 'server'."
             )
+        if self.cohorts > 1 and (self.client_rate < 1 or not self.opens_sums):
+            raise BadInput(
+                f"cohorts={self.cohorts} join sums in public turns. Use trust='secure_sum' or 'server' with "
+                "client_rate=1, or cohorts=1."
+            )
         if self.trust != "secure_sum" and (self.dropouts or self.colluding):
             raise BadInput("dropouts and colluding are for trust='secure_sum'. Leave them out.")
         if self.trust == "secure_sum" and self.noise == "gaussian":
@@ -209,7 +223,8 @@ class Protection(Spec):
         """Trust, unit and release in words, as the ledger notes them."""
         of = {"shuffled": " over shuffled batches", "poisson": " over Poisson batches"}.get(self.batches, "")
         sampled = " of sampled clients" if self.client_rate < 1 else ""
-        return f"{self.trust} {self.unit} {self.release}{of}{sampled}".replace("_", " ")
+        turns = f" in {self.cohorts} cohorts" if self.cohorts > 1 else ""
+        return f"{self.trust} {self.unit} {self.release}{of}{sampled}{turns}".replace("_", " ")
 
     @property
     def clips_examples(self) -> bool:

@@ -30,6 +30,7 @@ from mppfl.privacy import (
     Protection,
     SecureSum,
     add_noise,
+    banded_square_root,
     clip_rows,
     discrete_gaussian_table,
     gaussian_epsilon,
@@ -100,15 +101,25 @@ def clip_and_noise(
 
 
 def _opened(rows: Array, protection: Protection, budget: float, work: LocalWork, rng: np.random.Generator) -> Floats:
-    """The sum of the rows, each what one record or client adds to a vector of a client of its own, over its weight."""
-    count = len(rows)
-    noise = noise_of_sum(protection, np.full(count, budget), [work] * count, rows.shape[1], np.ones(count))
-    total = SecureSum(
-        protection, noise.weights, noise.noise_variance, rows.shape[1], rng if protection.is_simulated else None
-    )
-    for client, row in enumerate(clip_rows(rows, protection.clip_norm)[0] / protection.answer_divisor(work)):
-        total.add(client, row)
-    return np.asarray(total.open().total / noise.weights[0])
+    """The sum of the rows, each what one record or client adds to a vector of a client of its own, over its weight.
+
+    With cohorts it shows in the next sums, too: Σ_s c_s (C x + z)_s is all they tell of it.
+    """
+    count, size = rows.shape
+    noise = noise_of_sum(protection, np.full(count, budget), [work] * count, size, np.ones(count))
+    band, seed = banded_square_root(protection.cohorts), rng if protection.is_simulated else None
+    vectors = clip_rows(rows, protection.clip_norm)[0] / protection.answer_divisor(work)
+    sums: list[Array] = []
+    past: tuple[Array, ...] = ()
+    told = np.zeros(size)
+    for c in band:
+        total = SecureSum(protection, noise.weights, noise.noise_variance, size, seed, past=past)
+        for client, vector in enumerate(vectors):
+            total.add(client, np.zeros(size) if sums else vector)
+        sums.insert(0, total.open().total)
+        past = total.past
+        told += c * sum(weight * opened for weight, opened in zip(band, sums, strict=False))
+    return np.asarray(told / noise.weights[0])
 
 
 def audit_mechanism(
