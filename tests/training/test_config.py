@@ -17,7 +17,7 @@ OF_PROTECTION = {name: known for name, hint in hints(Protection).items() if (kno
 OF_TRAINING = {name: known for name, hint in hints(TrainingConfig).items() if (known := choices(hint))}
 CHOICES = {**OF_PROTECTION, **OF_TRAINING}
 NOT_ALONE = ("norm", "model")  # and whatever is of the protection
-COUNTS = ("batch_size", "local_epochs", "num_steps", "evaluate_every", "clients_at_once", "processes")
+COUNTS = ("batch_size", "local_epochs", "num_steps", "evaluate_every", "clients_at_once", "processes", "cohorts")
 ABOVE_ZERO = ("learning_rate", "server_learning_rate", "budget_unit", "clip_norm")
 SHARES = ("momentum", "server_momentum")
 FROM_ZERO = ("seed", "average_rounds", "dropouts", "colluding")
@@ -60,7 +60,7 @@ bad_values = st.one_of(
 good_values = st.fixed_dictionaries(
     {},
     optional={
-        **{name: st.integers(1, 10**9) for name in COUNTS},
+        **{name: st.integers(1, 10**9) for name in COUNTS if name != "cohorts"},
         **{name: st.floats(0.0, 1e300, exclude_min=True) for name in ABOVE_ZERO},
         **{name: st.floats(0.0, 1.0) for name in SHARES},
         "dp_delta": st.floats(0.0, 1.0, exclude_min=True, exclude_max=True),
