@@ -156,7 +156,7 @@ def _training_notes(asked: TrainingConfig, training: TrainingConfig) -> tuple[st
         limit = f"no client's final ε exceeds {protection.total_epsilon:g} at δ = {protection.dp_delta:g}"
         notes.append(f"budget_unit={training.protection.budget_unit:.6g} was chosen so that {limit}")
     if protection.cohorts > 1:
-        notes.append(f"clients join in {protection.cohorts} cohorts, each every {protection.cohorts} rounds")
+        notes.append(f"clients join in turns, each of {protection.cohorts} cohorts every {protection.cohorts} rounds")
     if training.model.startswith("vgg"):
         notes.append(f"{training.model} with norm={training.norm!r}")
     return tuple(notes)
