@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         noise_growth,
         noise_of_sampled_sum,
         noise_of_sum,
+        opened_sum,
         rounding_margin,
         shared_noise_weights,
         sum_cost,

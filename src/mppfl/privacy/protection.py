@@ -164,6 +164,7 @@ class Protection(Spec):
                 object.__setattr__(self, name, usual)
         self._require_unit_and_release()
         self._require_trust()
+        self._require_participation()
         if self.total_epsilon is not None and self.budget_unit != 1.0:
             raise BadInput(
                 f"total_epsilon={self.total_epsilon:g} chooses the unit of budgets, and budget_unit="
@@ -199,6 +200,14 @@ class Protection(Spec):
                 f"trust={self.trust!r} opens one sum a round, and release='steps' has several. Use release='gradient' "
                 "with more rounds."
             )
+        if self.trust != "secure_sum" and (self.dropouts or self.colluding):
+            raise BadInput("dropouts and colluding are for trust='secure_sum'. Leave them out.")
+        if self.trust == "secure_sum" and self.noise == "gaussian":
+            raise BadInput(
+                "noise='gaussian' does not add up exactly on the grid of a secure sum. Use noise='discrete'."
+            )
+
+    def _require_participation(self) -> None:
         if self.client_rate == 0 or (self.client_rate < 1 and not self.opens_sums):
             raise BadInput(
                 f"client_rate={self.client_rate:g} must be above 0, and 1 under trust='local', where everybody sees "
@@ -208,12 +217,6 @@ class Protection(Spec):
             raise BadInput(
                 f"cohorts={self.cohorts} join sums in public turns. Use trust='secure_sum' or 'server' with "
                 "client_rate=1, or cohorts=1."
-            )
-        if self.trust != "secure_sum" and (self.dropouts or self.colluding):
-            raise BadInput("dropouts and colluding are for trust='secure_sum'. Leave them out.")
-        if self.trust == "secure_sum" and self.noise == "gaussian":
-            raise BadInput(
-                "noise='gaussian' does not add up exactly on the grid of a secure sum. Use noise='discrete'."
             )
 
     # ---- behaviour

@@ -281,6 +281,20 @@ class SecureSum:
         )
 
 
+def opened_sum(
+    protection: Protection,
+    noise: SharedNoise,
+    vectors: Sequence[Floats] | Floats,
+    rng: np.random.Generator | None,
+    past: Sequence[Array] = (),
+) -> tuple[Array, tuple[Array, ...]]:
+    """The sum of a vector of each client as the server reads it, and the noise that the next sum is to be given."""
+    total = SecureSum(protection, noise.weights, noise.noise_variance, len(vectors[0]), rng, past=past)
+    for client in np.flatnonzero(noise.weights > 0).tolist():
+        total.add(client, vectors[client])
+    return total.open().total, total.past
+
+
 def shares_of(protection: Protection, num_clients: int) -> int:
     """Shares of the noise that hide: n - d - c of the clients', or the server's one."""
     if protection.trust == "server":

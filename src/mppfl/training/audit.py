@@ -16,7 +16,15 @@ from mppfl.arrays import Array, BoolArray, IntArray, require_count, require_numb
 from mppfl.data import ClientData, Inputs
 from mppfl.errors import BadInput
 from mppfl.game import Plan, RoundTerms, plan_from_rounds
-from mppfl.privacy import LocalWork, Protection, SecureSum, banded_square_root, clip_rows, noise_of_sum, release_updates
+from mppfl.privacy import (
+    LocalWork,
+    Protection,
+    banded_square_root,
+    clip_rows,
+    noise_of_sum,
+    opened_sum,
+    release_updates,
+)
 from mppfl.privacy.audit import AuditResult
 from mppfl.spec import TrainingConfig
 from mppfl.training.budget_unit import plan_in_turns
@@ -98,7 +106,8 @@ def audit_sensitivity(
     declared = protection.queries(work)
     counted = protection.is_zcdp and protection.unit == "record"  # samples are counted by their accountant
     ratio = measured / claimed
-    in_sum = _spent_in_sums(answers[worst[0]][[worst[1], worst[2]]], config, data, client)
+    pair = answers[worst[0]][[worst[1], worst[2]]]
+    in_sum = _spent_in_sums(pair, config, data, client) if protection.opens_sums else 0.0
     holds = max(ratio, in_sum) <= 1 + ROUNDING and (touched <= declared or not counted)
     between = [neighbours[int(k)].name for k in worst[1:]]
     return AuditResult(
@@ -228,14 +237,12 @@ def _distances(vectors: Array, to_absent: bool) -> Array:
 
 
 def _spent_in_sums(pair: Array, config: TrainingConfig, data: ClientData, client: int) -> float:
-    """√(spent / charged) of the pair of vectors in sums of all clients, through the real sums; 0 without sums.
+    """√(spent / charged) of the pair of vectors in sums of all clients, through the real sums.
 
     With cohorts over as many rounds as the client has two turns in. Whoever saw the same sums before knows what noise
     there was if it was the first vector, and what if the second: a round tells how far apart its sums then are.
     """
     protection = config.protection
-    if not protection.opens_sums:
-        return 0.0
     works = [local_work(int(size), config, name) for size, name in zip(data.num_examples, data.names, strict=True)]
     caps = np.where(np.arange(data.num_clients) == client, 0.01, 0.1)  # so that its weight is bounded
     dispersion = config.dispersion * protection.clip_norm**2
@@ -246,18 +253,15 @@ def _spent_in_sums(pair: Array, config: TrainingConfig, data: ClientData, client
         joining = np.flatnonzero(turn.budgets)
         of_joining = caps[joining], [works[k] for k in joining], size, data.num_examples[joining]
         noise = noise_of_sum(protection, *of_joining, dispersion)
-        std, opened = math.sqrt(noise.noise_variance), []
+        apart = np.zeros(size)
         for number, vector in enumerate(pair):  # the same fresh noise in both, which goes out of their difference
-            rng = np.random.default_rng(position)
-            total = SecureSum(protection, noise.weights, noise.noise_variance, size, rng, past=past[number])
-            for other in np.flatnonzero(noise.weights > 0).tolist():
-                total.add(other, vector if joining[other] == client else np.zeros(size))
-            opened.append(total.open().total)
-            past[number] = total.past
-        apart = (opened[0] - opened[1]) / std
+            rng, nothing = np.random.default_rng(position), np.zeros(size)
+            vectors = [vector if other == client else nothing for other in joining]
+            total, past[number] = opened_sum(protection, noise, vectors, rng, past[number])
+            apart = total / math.sqrt(noise.noise_variance) - apart
         spent += float(apart @ apart) * banded_square_root(protection.cohorts)[0] ** 2 / 2
         charged += float(noise.used[joining == client].sum())
-        past[1] = tuple(before + (age == 0) * apart for age, before in enumerate(past[1]))
+        past[1] = tuple(before - (age == 0) * apart for age, before in enumerate(past[1]))
     return math.sqrt(spent / charged) if charged > 0 else 0.0
 
 

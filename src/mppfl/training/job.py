@@ -200,8 +200,7 @@ class TrainingState:
         self.handed_out = torch.from_numpy(job.resume.weights).to(device)
         kept = dict(job.resume.server)
         self.account = {name: kept.pop(f"account.{name}").copy() for name in self.account}
-        names = sorted(name for name in kept if name.startswith("noise."))
-        self.past_noise = tuple(kept.pop(name) for name in names)
+        self.past_noise = tuple(kept.pop(name) for name in sorted(kept) if name.startswith("noise."))
         self.memory = {name: torch.from_numpy(value).to(device) for name, value in kept.items()}
         self.weights = self.memory.pop("current", self.handed_out)
         self.position = job.resume.rounds_done

@@ -28,7 +28,6 @@ from mppfl.privacy import (
     LocalWork,
     NoiseKind,
     Protection,
-    SecureSum,
     add_noise,
     banded_square_root,
     clip_rows,
@@ -37,6 +36,7 @@ from mppfl.privacy import (
     noise_of_sum,
     noisy_answer,
     noisy_on_grid,
+    opened_sum,
     release_updates,
     std_with_grid,
 )
@@ -113,11 +113,8 @@ def _opened(rows: Array, protection: Protection, budget: float, work: LocalWork,
     past: tuple[Array, ...] = ()
     told = np.zeros(size)
     for c in band:
-        total = SecureSum(protection, noise.weights, noise.noise_variance, size, seed, past=past)
-        for client, vector in enumerate(vectors):
-            total.add(client, np.zeros(size) if sums else vector)
-        sums.insert(0, total.open().total)
-        past = total.past
+        total, past = opened_sum(protection, noise, np.zeros_like(vectors) if sums else vectors, seed, past)
+        sums.insert(0, total)
         told += c * sum(weight * opened for weight, opened in zip(band, sums, strict=False))
     return np.asarray(told / noise.weights[0])
 
