@@ -350,7 +350,7 @@ def test_noise_of_cohorts_goes_on_after_a_stop_and_is_kept_no_longer_than_needed
     np.testing.assert_allclose(paid, 2 * np.array([0.5, 1.0, 2.0]), rtol=1e-5)
 
 
-def test_a_sum_computed_again_with_fresh_noise_takes_nothing_back_of_the_rounds_before(monkeypatch):
+def test_a_sum_computed_again_with_fresh_noise_takes_nothing_back_of_the_rounds_before():
     # Else what it tells of the cohorts before would come on top of what they paid for.
     changed, ledger = {**WAYS["cohorts"], "cohorts": 3, "noise": "discrete"}, PrivacyLedger.in_memory()
     records = killed_in_round_2(ledger, **changed)

@@ -288,14 +288,22 @@ class SecureSum:
 def opened_sum(
     protection: Protection,
     noise: SharedNoise,
-    vectors: Sequence[Floats] | Floats,
+    vectors: Sequence[Floats | None],
+    num_parameters: int,
     rng: np.random.Generator | None,
     past: Sequence[Array] = (),
 ) -> tuple[Array, tuple[Array, ...]]:
-    """The sum of a vector of each client as the server reads it, and the noise that the next sum is to be given."""
-    total = SecureSum(protection, noise.weights, noise.noise_variance, len(vectors[0]), rng, past=past)
+    """The sum of clients' vectors as the server reads it, and the noise that the next sum is to be given.
+
+    vectors  one of each client; None for noise alone
+    """
+    total = SecureSum(protection, noise.weights, noise.noise_variance, num_parameters, rng, past=past)
     for client in np.flatnonzero(noise.weights > 0).tolist():
-        total.add(client, vectors[client])
+        vector = vectors[client]
+        if vector is None:
+            total.add_nothing(client)
+        else:
+            total.add(client, vector)
     return total.open().total, total.past
 
 

@@ -255,9 +255,8 @@ def _spent_in_sums(pair: Array, config: TrainingConfig, data: ClientData, client
         noise = noise_of_sum(protection, *of_joining, dispersion)
         apart = np.zeros(size)
         for number, vector in enumerate(pair):  # the same fresh noise in both, which goes out of their difference
-            rng, nothing = np.random.default_rng(position), np.zeros(size)
-            vectors = [vector if other == client else nothing for other in joining]
-            total, past[number] = opened_sum(protection, noise, vectors, rng, past[number])
+            rng, vectors = np.random.default_rng(position), [vector if k == client else None for k in joining]
+            total, past[number] = opened_sum(protection, noise, vectors, size, rng, past[number])
             apart = total / math.sqrt(noise.noise_variance) - apart
         spent += float(apart @ apart) * banded_square_root(protection.cohorts)[0] ** 2 / 2
         charged += float(noise.used[joining == client].sum())

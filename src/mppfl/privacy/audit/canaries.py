@@ -113,7 +113,7 @@ def _opened(rows: Array, protection: Protection, budget: float, work: LocalWork,
     past: tuple[Array, ...] = ()
     told = np.zeros(size)
     for c in band:
-        total, past = opened_sum(protection, noise, np.zeros_like(vectors) if sums else vectors, seed, past)
+        total, past = opened_sum(protection, noise, [None] * count if sums else [*vectors], size, seed, past)
         sums.insert(0, total)
         told += c * sum(weight * opened for weight, opened in zip(band, sums, strict=False))
     return np.asarray(told / noise.weights[0])
