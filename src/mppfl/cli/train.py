@@ -26,7 +26,7 @@ DISPENSABLE = (
     "server cost",
     "client welfare",
 )
-SAID_OF_BUDGETS = ("fixed budget", "budget_unit")  # notes without which the figures cannot be compared
+SAID_OF_BUDGETS = ("fixed budget", "budget_unit", "clients join")  # notes without which the figures cannot be compared
 
 
 def train_command(

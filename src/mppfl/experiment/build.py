@@ -76,7 +76,7 @@ def prepare(experiment: Experiment) -> list[Case]:
         solutions = solve_all(game_spec, experiment.mechanisms, game)
         for mechanism, aggregation in product(experiment.mechanisms, aggregations_of(experiment)):
             solution = solutions[mechanism]
-            chosen_config = replace(training, aggregation=aggregation)
+            chosen_config = replace(training, aggregation=aggregation, seed=experiment.seed_of("training", seed))
             num_parameters = sum(part.numel() for part in trained_parameters(model_of(experiment, data)))
             config = with_budget_unit(chosen_config, solution.plan, num_parameters)
             alone = replace(
@@ -85,10 +85,9 @@ def prepare(experiment: Experiment) -> list[Case]:
                 game=under(game_spec, (mechanism,)),
                 aggregations=(),
                 seeds=(seed,),
-                training=config,
+                training=replace(config, seed=training.seed),
                 protection=config.protection,
             )
-            config = replace(config, seed=experiment.seed_of("training", seed))
             parts = [
                 mechanism,
                 *([aggregation] if several else []),
@@ -156,6 +155,8 @@ def _training_notes(asked: TrainingConfig, training: TrainingConfig) -> tuple[st
     if protection.total_epsilon is not None:
         limit = f"no client's final ε exceeds {protection.total_epsilon:g} at δ = {protection.dp_delta:g}"
         notes.append(f"budget_unit={training.protection.budget_unit:.6g} was chosen so that {limit}")
+    if protection.cohorts > 1:
+        notes.append(f"clients join in turns, each of {protection.cohorts} cohorts every {protection.cohorts} rounds")
     if training.model.startswith("vgg"):
         notes.append(f"{training.model} with norm={training.norm!r}")
     return tuple(notes)

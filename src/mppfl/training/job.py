@@ -22,7 +22,7 @@ from mppfl.privacy import LocalWork, ReleaseCost, poisson_noise_of_plan
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.spec import TrainingConfig
 from mppfl.training.aggregate import server_step
-from mppfl.training.budget_unit import with_budget_unit
+from mppfl.training.budget_unit import plan_in_turns, with_budget_unit
 from mppfl.training.client import as_array, local_work, require_gradients_of_examples
 from mppfl.training.models import FlatModel, flat_model, normalises_over_examples, seeded_layers
 from mppfl.training.records import Checkpoint
@@ -42,7 +42,8 @@ class TrainingJob:
 
     Args:
         name: of the training, and of its run in the ledger.
-        plan: what every client is offered in each round.
+        plan: what every client is offered in each round; under a protection with cohorts it becomes what those are
+            offered whose turn it is.
         data: the clients' examples and the test data.
         config: how clients train, what protects them and how updates are aggregated.
         ledger: None for one in memory. Jobs are alternatives to each other: give each a ledger of its own.
@@ -65,6 +66,9 @@ class TrainingJob:
     config: TrainingConfig
     ledger: PrivacyLedger | None = None
     resume: Checkpoint | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "plan", plan_in_turns(self.plan, self.config))
 
     @property
     def computed_with(self) -> tuple[object, ...]:
@@ -166,7 +170,7 @@ class TrainingState:
     """Where one job stands between two rounds: the model, the server's memory, the protection, the ledger.
 
     `account` is what each client has paid in this training so far. The ledger may know more: other runs, and rounds
-    that were reserved before an interruption and are computed again.
+    that were reserved before an interruption and are computed again. `past_noise` is what the next sum is given.
     """
 
     def __init__(self, model: FlatModel, job: TrainingJob) -> None:
@@ -179,6 +183,7 @@ class TrainingState:
         self.protection = config.protection
         self.memory: dict[str, Tensor] = {}
         self.account = {name: np.zeros(data.num_clients) for name in ("spent", "extra_delta")}
+        self.past_noise: tuple[Array, ...] = ()
         device = find_device(config.device)
         if job.resume is None:
             self._require_own_run(taken_up=False)
@@ -195,6 +200,7 @@ class TrainingState:
         self.handed_out = torch.from_numpy(job.resume.weights).to(device)
         kept = dict(job.resume.server)
         self.account = {name: kept.pop(f"account.{name}").copy() for name in self.account}
+        self.past_noise = tuple(kept.pop(name) for name in sorted(kept) if name.startswith("noise."))
         self.memory = {name: torch.from_numpy(value).to(device) for name, value in kept.items()}
         self.weights = self.memory.pop("current", self.handed_out)
         self.position = job.resume.rounds_done
@@ -260,6 +266,8 @@ class TrainingState:
         """All that a resumed training needs beside the model that was handed out."""
         kept = {name: as_array(value).copy() for name, value in self.memory.items()}
         kept |= {f"account.{name}": value.copy() for name, value in self.account.items()}
+        if not self.is_done:  # whoever has it can take the noise out of sums
+            kept |= {f"noise.{age:06}": noise for age, noise in enumerate(self.past_noise)}
         if self.handed_out is not self.weights:
             kept["current"] = as_array(self.weights).copy()
         return kept

@@ -30,6 +30,7 @@ from mppfl.privacy import (
     clip_rows,
     epsilon,
     epsilon_with_extra,
+    noise_growth,
     noise_of_sampled_sum,
     noise_of_sum,
     release_on_device,
@@ -263,12 +264,15 @@ class JobRound:
             rng = stream(state.config.stream_seed, "sum", self.terms.round_index, 0)
             rng_of_noise = rng if state.protection.is_simulated else None
             variance = self.admission.variance
-            return SecureSum(state.protection, self.admission.weights, variance, num_parameters, rng_of_noise)
+            past, weights = state.past_noise, self.admission.weights
+            return SecureSum(state.protection, weights, variance, num_parameters, rng_of_noise, past=past)
         return WeightedMean(state.config.aggregation, sizes, self.noise_std, num_parameters)
 
     def _noise_std(self) -> Array:
         if self.admission.weights is not None:
-            return np.asarray(math.sqrt(self.admission.variance) * self._pace / self.admission.weights)
+            std = math.sqrt(self.admission.variance) * self._pace
+            growth = noise_growth(self.state.protection.cohorts, self.state.position + 1)
+            return np.asarray(std * growth / self.admission.weights)
         pairs = zip(self.clients, self.costs, strict=True)
         return np.array([noise_in_update(self.state.config, self.state.works[int(k)], cost) for k, cost in pairs])
 
@@ -316,6 +320,8 @@ class JobRound:
 
     def _result(self) -> tuple[Tensor | None, Array, float]:
         """The mean update, the weights and the dispersion; None where nobody participated."""
+        if not isinstance(self.mean, SecureSum):  # nothing noisy opens, and the next sums take nothing of it back
+            self.state.past_noise = (np.zeros(()), *self.state.past_noise)[: self.state.protection.cohorts - 1]
         if self.mean is None:
             return None, np.zeros(0), math.nan
         if isinstance(self.mean, WeightedMean):
@@ -326,6 +332,7 @@ class JobRound:
         weights = self.mean.weights  # which sum to 1 unless somebody could not pay a second time
         pace = self._pace / (weights.sum() * self.state.protection.client_rate)
         opened = torch.from_numpy(self.mean.open().total * pace)
+        self.state.past_noise = self.mean.past
         return opened.to(self.state.weights), weights / weights.sum(), self.state.config.dispersion
 
     def concluded(self, engine: Engine, test: Table, seconds: float) -> RoundRecord:
@@ -494,7 +501,7 @@ def admitted_to_sum(state: TrainingState, round_index: int, asked: Array, client
             clients = clients[noise.used > 0]
             continue
         costs = [
-            sum_cost(protection, data.names[k], used if protection.is_zcdp else None, len(clients), size, used)
+            sum_cost(protection, data.names[k], used if protection.is_zcdp else None, data.num_clients, size, used)
             for k, used in zip(clients.tolist(), noise.used.tolist(), strict=True)
         ]
         admission = Admission(clients, costs, noise.weights, noise.noise_variance)
@@ -516,8 +523,10 @@ def paid_again(state: TrainingState, round_index: int, admission: Admission, att
     """The sum of a round that was reserved `attempts` times before, and gets fresh noise: all pay once more.
 
     Where a cap forbids that, a client stays out. The others keep their weights and the noise, so what they pay is what
-    it was, and the mean is over fewer.
+    it was, and the mean is over fewer. Noise of the rounds before is forgotten: to take it back once more than in the
+    sum that was reserved would tell about their clients what nobody pays for.
     """
+    state.past_noise = ()
     names = [cost.client for cost in admission.costs]
     for k, cost in zip(admission.clients.tolist(), admission.costs, strict=True):
         for _ in range(attempts[cost.client]):  # for each time before, whether its sum ever opened or not
