@@ -18,9 +18,12 @@ from mppfl.privacy import (
     composed_epsilon,
     epsilon,
     epsilon_with_extra,
+    filtered_budget,
+    filtered_epsilon,
     gaussian_epsilon,
     history_epsilon,
     poisson_noise_of_plan,
+    renyi_losses,
     to_dp_event,
 )
 from tests.homes import home
@@ -96,6 +99,32 @@ def test_poisson_sampling_agrees_with_an_independent_accountant():
     assert history_epsilon([(0.598, 32 / 2500, 391)], 1e-5) == approx(accountant.get_epsilon(1e-5), rel=2e-3)
     assert history_epsilon([(1.0, 1.0, 10)], 1e-5) == gaussian_epsilon(5.0, 1e-5)  # nobody left out, nothing gained
     assert history_epsilon([(1.0, 1e-7, 10)], 1e-5) == 0.0  # hardly ever drawn
+
+
+@pytest.mark.parametrize("rate", [1e-3, 0.013, 0.3, 0.999, 1.0])
+def test_renyi_losses_agree_with_an_independent_accountant(rate):
+    for noise in (0.05, 0.6, 1.0, 4.0, 50.0):
+        for order, loss in list(zip(accounting.ORDERS, renyi_losses([(noise, rate, 3)], 0.01), strict=True))[::7]:
+            accountant = rdp.RdpAccountant(orders=[order])
+            accountant.compose(to_dp_event(noise_multiplier=noise, sampling_rate=rate), 3)
+            accountant.compose(to_dp_event(budget=0.01))
+            # No part of δ, so that dp-accounting adds nothing but what the order does.
+            assert accountant.get_epsilon(1e-200) == approx(loss + accounting._order_cost(order, 1e-200), rel=1e-9)
+
+
+@pytest.mark.parametrize(("dp_epsilon", "dp_delta"), [(0.1, 1e-6), (1.0, 1e-5), (8.0, 1e-3), (60.0, 0.1)])
+def test_a_filter_spends_its_delta_once_over_all_its_orders(dp_epsilon, dp_delta):
+    costs = accounting._filter_costs(dp_epsilon, dp_delta)
+    used = np.flatnonzero(np.isfinite(costs))
+    orders = accounting.ORDERS[used]
+    parts = np.exp((np.log1p(-1 / orders) - costs[used]) * (orders - 1)) / orders  # ε = 0 at order α is this δ
+    assert parts.sum() + accounting.DELTA_OF_NOISE * dp_delta == approx(dp_delta)
+    nothing = renyi_losses([], 0.0)
+    room = filtered_budget(nothing, dp_epsilon, dp_delta)
+    assert epsilon(room, dp_delta, "rdp") <= dp_epsilon
+    assert epsilon(room * 1.1, dp_delta, "rdp") > dp_epsilon or dp_epsilon in (0.1, 60.0)
+    assert filtered_epsilon(renyi_losses([], room), 0.0, dp_epsilon, dp_delta) == approx(dp_epsilon)
+    assert filtered_epsilon(nothing, dp_delta, dp_epsilon, dp_delta) == math.inf
 
 
 PLANS = {

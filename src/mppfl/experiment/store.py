@@ -3,7 +3,7 @@
     experiment.toml             what is trained, written before anything else
     checkpoint.json             after how many rounds the checkpoints below were taken
     <case>/checkpoint-<n>.npz   where that training stood after n rounds
-    <case>/ledger.sqlite        what every client has spent
+    <case>/ledger.sqlite        what every client has spent, unless the experiment names another file for it
     <case>/run.json             configuration, provenance, accounts in short, final figures; checksums of the others
     <case>/rounds.csv, clients.csv, budgets.csv, payments.csv, edges.csv    for people and spreadsheets
     <case>/weights.npz, arrays.npz    the final model, and all figures to the last bit: what `load_run` reads
@@ -35,7 +35,7 @@ import scipy.sparse as sp
 from mppfl.arrays import Array
 from mppfl.data import unchangeable
 from mppfl.errors import BadFile, BadInput
-from mppfl.experiment.build import Case
+from mppfl.experiment.build import Case, run_in_ledger
 from mppfl.experiment.file import differences, read_experiment
 from mppfl.experiment.provenance import Provenance
 from mppfl.experiment.run import PER_ACCOUNT, PrivacyAccounts, Run
@@ -337,20 +337,28 @@ class Store:
 
     def ledger(self, case: Case) -> PrivacyLedger:
         """The account of one case, with every client's cap."""
-        if self.folder is None or not case.experiment.ledger.keep:
+        spec, protection, names = case.experiment.ledger, case.config.protection, case.data.names
+        if spec.file is None and (self.folder is None or not spec.keep):
             ledger = self.resources.enter_context(PrivacyLedger.in_memory())
         else:
-            path = self.folder / case.name / LEDGER
+            path = ledger_path(self.folder or Path(), case.experiment, case.name)
             path.parent.mkdir(parents=True, exist_ok=True)
-            begun = self.resume and (self.folder / POINTER).exists()  # an empty ledger would forget what was spent
+            begun = self.resume and self.rounds_are_kept  # an empty ledger would forget what was spent
             ledger = self.resources.enter_context(PrivacyLedger.open(path, must_exist=begun))
-        unit = case.config.protection.unit
-        caps, graph = case.experiment.ledger, case.solution.game.graph
-        if caps.cap is not None:
-            ledger.set_cap(case.data.names, caps.cap, unit)
-        for client, cap in caps.caps.items():
-            ledger.set_cap(case.data.names[graph.index(client)], cap, unit)
+        ledger.require_clients(names)
+        of_epsilon = (spec.epsilon_cap, spec.epsilon_caps, protection.dp_delta)
+        for everybody, single, delta in ((spec.cap, spec.caps, None), of_epsilon):
+            caps = dict.fromkeys(names, everybody) | single
+            for cap in {cap for cap in caps.values() if cap is not None}:
+                clients = [name for name in names if caps[name] == cap]
+                # A run does not raise a cap that binds others, too.
+                ledger.set_cap(clients, cap, protection.unit, dp_delta=delta, only_lower=True)
         return ledger
+
+    @property
+    def rounds_are_kept(self) -> bool:
+        """Whether the folder has checkpoints."""
+        return self.folder is not None and (self.folder / POINTER).exists()
 
     def checkpoints(self, cases: list[Case]) -> dict[str, Checkpoint]:
         """The last whole set of checkpoints, by case; empty if there is none yet."""
@@ -412,15 +420,31 @@ def _require_free(folder: Path, experiment: Experiment, *, resume: bool, overwri
             f"{folder} holds the account of real releases (noise={stored.training.protection.noise!r}), which must not "
             "be forgotten. Choose another folder."
         )
+    else:
+        for account in folder.glob(f"*/{LEDGER}"):
+            if others := [run for run in _runs_in(account) if run != account.parent.name]:
+                raise BadInput(
+                    f"{account} is the account of other trainings, too ({', '.join(others)}), which must not be "
+                    "forgotten. Choose another folder."
+                )
 
 
 def _released_nothing(folder: Path, stored: Experiment) -> bool:
     """Whether a training with real noise ended before its first release: its accounts are there, and empty."""
     if not stored.ledger.keep or (folder / POINTER).exists():
         return False
-    accounts = list(folder.glob(f"*/{LEDGER}"))
-    for account in accounts:
-        with PrivacyLedger.open(account, must_exist=True) as ledger:  # who only reads leaves SQLite's log behind
-            if len(ledger):
-                return False
-    return bool(accounts)
+    if stored.ledger.file is None:
+        accounts = list(folder.glob(f"*/{LEDGER}"))
+        return bool(accounts) and not any(map(_runs_in, accounts))
+    runs = _runs_in(Path(stored.ledger.file))
+    return not any(run_in_ledger(stored, case) in runs for case in stored.mechanisms)  # one case where noise is real
+
+
+def _runs_in(account: Path) -> tuple[str, ...]:
+    with PrivacyLedger.open(account, must_exist=True) as ledger:  # who only reads leaves SQLite's log behind
+        return ledger.runs
+
+
+def ledger_path(folder: Path, experiment: Experiment, case: str) -> Path:
+    """The file of one case's account."""
+    return folder / case / LEDGER if experiment.ledger.file is None else Path(experiment.ledger.file)

@@ -11,10 +11,13 @@ if TYPE_CHECKING:
         composed_epsilon,
         epsilon,
         epsilon_with_extra,
+        filtered_budget,
+        filtered_epsilon,
         gaussian_epsilon,
         history_deltas,
         history_epsilon,
         poisson_noise_of_plan,
+        renyi_losses,
         require_sampling,
         to_dp_event,
     )

@@ -38,6 +38,9 @@ SPARE = 0.007  # of a target, that a calibration may leave unused
 MOST_NOISES = 12  # different ones in a calibrated plan: each is a loss distribution more to compose
 FINEST_RATIO = math.log(2) / 4  # of noises that are told apart, as a logarithm
 LEAST_TARGET, MOST_TARGET = 1e-6, 1e3  # ε to which noise is calibrated
+ORDERS = np.array([*range(2, 65), 80, 96, 128, 192, 256, 512, 1024])  # of Rényi divergence
+DELTA_OF_ORDERS = {1.0: 3 / 4, 3 / 4: 1 / 12, 1 / 2: 1 / 12, 1 / 4: 1 / 12}  # of a filter: part of its best order, of δ
+DELTA_OF_NOISE = 0.01  # of a filter's δ, for noise that is only near the one meant
 
 
 @overload
@@ -237,9 +240,10 @@ def _composed(events: Iterable[tuple[Any, int]], grid: float) -> Any:
 
 
 def history_epsilon(
-    sampled: Iterable[tuple[float, float, int]], delta: float, *, budget: float = 0.0, by_orders_alone: bool = False
-) -> float:
-    """dp_epsilon of Poisson-sampled steps of several kinds and Gaussian releases that cost `budget`, all together.
+    sampled: Iterable[tuple[float, float, int]], delta: float, *, budget: float = 0.0, by_orders_alone: bool = False,
+    is_gaussian: bool = True,
+) -> float:  # fmt: skip
+    """dp_epsilon of Poisson-sampled steps of several kinds and releases that cost `budget`, all together.
 
     sampled  (noise_multiplier, sampling_rate, num_steps) of each kind; the same kind may come more than once
 
@@ -247,17 +251,18 @@ def history_epsilon(
     and stays below 1/`FEWEST_STEPS` of what RDP says. Of more than `MOST_KINDS` kinds those within 1 % of each other
     count as one, with the least noise and the largest rate among them. Where that does not do, the answer is RDP's, for
     at most `MOST_KINDS_BY_RDP` kinds; more are refused. So it takes seconds, and every answer is an upper bound.
-    `by_orders_alone` stops at RDP's answer: looser by some per cent, in milliseconds.
+    `by_orders_alone` stops at RDP's answer: looser by some per cent, in milliseconds. So it does where `budget` is not
+    of Gaussian releases alone.
     """
     require_number(delta, "dp_delta", 0.0, 1.0)
     kinds, rho, in_all = _kinds_of(sampled, budget)
-    unsampled = gaussian_epsilon(in_all, delta)
+    unsampled = epsilon(in_all, delta, "exact" if is_gaussian else "rdp")
     if not kinds or unsampled == 0 or math.isinf(rho):
         return unsampled
     if rho == 0 and math.fsum(rate * steps for (_, rate), steps in kinds.items()) <= delta:
         return 0.0  # with probability 1 - δ the record is never drawn at all
     by_orders = min(unsampled, _rdp_epsilon(kinds, rho, delta))
-    if by_orders_alone or delta < 1e-12:
+    if by_orders_alone or not is_gaussian or delta < 1e-12:
         return by_orders
     least, grid = _grids(kinds, rho, delta, by_orders)
     if math.isinf(grid):
@@ -453,16 +458,75 @@ def _half_inverse_square(noise: float) -> float:
 
 
 def _rdp_epsilon(kinds: dict[tuple[float, float], int], budget: float, delta: float) -> float:
-    """By RDP at whole orders: quick, and valid also where no loss distribution fits; infinite where no order helps."""
-    from dp_accounting import rdp
+    """By RDP at whole orders: quick, and valid also where no loss distribution fits."""
+    losses = renyi_losses(((*kind, steps) for kind, steps in kinds.items()), budget)
+    bounds = np.where(delta**2 + np.expm1(-losses) > 0, 0.0, losses + _order_cost(ORDERS, delta))  # by KL, where ε is 0
+    return max(0.0, float(bounds.min()))
 
-    if not all(1e-2 < noise < 1e6 for noise, _ in kinds) or budget > 1e6:
+
+# ---- Rényi losses, and a filter for losses that are chosen as it goes ------------------------------------------------
+
+
+def renyi_losses(sampled: Iterable[tuple[float, float, int]], budget: float) -> Array:
+    """Rényi divergence at each of `ORDERS` of steps (noise_multiplier, sampling_rate, num_steps) and a budget."""
+    return np.asarray(
+        sum((steps * _loss_of_step(noise, rate) for noise, rate, steps in sampled), ORDERS * budget), dtype=np.float64
+    )
+
+
+@lru_cache(maxsize=4096)
+def _loss_of_step(noise: float, rate: float) -> Array:
+    """ln Σ_k C(α,k) (1-q)^(α-k) q^k e^(k(k-1)/(2σ²)) / (α-1) for adding or removing (Mironov, Talwar & Zhang 2019)."""
+    from scipy.special import gammaln, logsumexp
+
+    if rate == 1 or not 1e-2 < noise < 1e6:
+        return ORDERS * _half_inverse_square(noise)  # as if nobody were left out
+    k, left = np.arange(ORDERS[-1] + 1), ORDERS[:, None] - np.arange(ORDERS[-1] + 1)
+    ways = gammaln(ORDERS + 1)[:, None] - gammaln(k + 1) - gammaln(np.maximum(left, 0) + 1)
+    terms = ways + left * math.log1p(-rate) + k * math.log(rate) + k * (k - 1) * _half_inverse_square(noise)
+    return np.asarray(np.maximum(logsumexp(np.where(left < 0, -np.inf, terms), axis=1), 0) / (ORDERS - 1))
+
+
+def _order_cost(orders: Array, delta: Any) -> Array:
+    """What an order adds to its divergence to be an ε at δ (Canonne, Kamath & Steinke 2020, Prop. 12)."""
+    return np.asarray(np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1))
+
+
+def filtered_epsilon(losses: Array, extra: float, dp_epsilon: float, dp_delta: float) -> float:
+    """What releases come to under a filter that keeps (dp_epsilon, dp_delta): a release may be while this is within it.
+
+    losses  `renyi_losses` of all releases, each of which may have been chosen from what was public before
+    extra   how far the noise drawn is, in total variation, from the noise meant
+
+    A Rényi filter at one order, whose bound is fixed in advance, holds for adaptive choices (Feldman & Zrnic 2021,
+    arXiv:2008.11193). Here are a few, each with a fixed part of δ, and releases go on while one has room: what is
+    released while an order is the last to have room is what its own filter releases, so the parts of δ add up. Most of
+    δ has the order that admits the most Gaussian releases, the rest lower ones, which suit steps with little noise.
+    """
+    costs = _filter_costs(dp_epsilon, dp_delta)
+    if added_delta(dp_epsilon, extra) > DELTA_OF_NOISE * dp_delta:
         return math.inf
-    accountant = rdp.RdpAccountant(orders=[*range(2, 65), 80, 96, 128, 192, 256, 512, 1024])
-    for (noise, rate), steps in kinds.items():
-        event = to_dp_event(noise_multiplier=noise, sampling_rate=max(rate, 1e-12))  # more sampling, more loss
-        accountant.compose(event, steps)
-    if budget > 0:
-        accountant.compose(to_dp_event(budget=budget))
-    bound = float(accountant.get_epsilon(delta))
-    return bound if bound >= 0 else math.inf
+    return float((losses + costs).min())
+
+
+def filtered_budget(losses: Array, dp_epsilon: float, dp_delta: float) -> float:
+    """The largest ρ that the filter still admits."""
+    return max(0.0, float(((dp_epsilon - losses - _filter_costs(dp_epsilon, dp_delta)) / ORDERS).max()))
+
+
+@lru_cache(maxsize=1024)
+def _filter_costs(dp_epsilon: float, dp_delta: float) -> Array:
+    """What each order adds to its divergence under the filter; infinite at those that have no part of δ."""
+    require_number(dp_delta, "dp_delta", 0.0, 1.0)
+    delta = (1 - DELTA_OF_NOISE) * dp_delta
+    best = int(np.argmax((dp_epsilon - _order_cost(ORDERS, DELTA_OF_ORDERS[1.0] * delta)) / ORDERS))
+    shares = np.zeros(len(ORDERS))
+    for part, share in DELTA_OF_ORDERS.items():
+        shares[np.searchsorted(ORDERS, part * ORDERS[best])] += share
+    with np.errstate(divide="ignore"):
+        costs = np.where(shares > 0, _order_cost(ORDERS, shares * delta), np.inf)
+    if costs.min() >= dp_epsilon:
+        raise BadInput(
+            f"a cap of ε = {dp_epsilon:g} at δ = {dp_delta:g} admits nothing, however small. Use a larger ε or δ."
+        )
+    return costs

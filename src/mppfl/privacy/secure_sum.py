@@ -305,6 +305,7 @@ def sum_cost(
         extra_delta=drawn,
         sampling_rate=protection.client_rate if spent is None else None,
         num_steps=1 if spent is None else None,
+        in_sum=True,
     )
 
 

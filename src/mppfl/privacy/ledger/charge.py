@@ -2,7 +2,7 @@
 
 The chain runs through the events, one for each release, and the changes beside them:
 
-    cap      subject a client, detail the unit, budget the new cap
+    cap      subject a client, detail the unit and for a cap in ε its δ, budget the new cap
     status   subject the number of an event, detail its new status, sha256 that of the upload which was stored
     run      subject a run, detail the key of its training
 
@@ -78,18 +78,48 @@ def require_same_training(read: sqlite3.Connection, run: str, key: str, path: Pa
     return noted is not None
 
 
-def put_caps(write: sqlite3.Connection, names: Sequence[str], cap: float, unit: str, path: Path | str) -> None:
-    """Gives each of these clients the cap. A cap that stays the same adds nothing to the chain."""
+def put_caps(
+    write: sqlite3.Connection, names: Sequence[str], cap: float, unit: str, delta: float, path: Path | str,
+    *, only_lower: bool,
+) -> None:  # fmt: skip
+    """Gives each of these clients the cap, in ρ or in ε at δ. A cap that stays the same adds nothing to the chain.
+
+    only_lower  a cap that is lower stays, and one at another δ raises
+    """
     numbers = numbers_made(write, names, path)
     before, totals = caps_of(write, numbers), totals_of(write, numbers)
+    changes: list[tuple[str, float, float]] = []
     for name, number in numbers.items():
-        if not math.isinf(cap) and (why := uncounted(totals[number], unit)):
+        limits = before[number].get(unit, {})
+        if not math.isinf(cap) and (why := uncounted(totals[number], unit, delta)):
             raise BadInput(
                 f"client {name!r} cannot have a cap per {unit}: {why}. Keep what is capped in another ledger."
             )
-    changed = [name for name, number in numbers.items() if before[number].get(unit) != cap]
-    write.executemany("INSERT OR REPLACE INTO caps VALUES (?, ?, ?)", [(numbers[name], unit, cap) for name in changed])
-    record(write, [Change("cap", name, unit, cap) for name in changed])
+        others = [other for other, limit in limits.items() if delta and other not in (0.0, delta) and limit < math.inf]
+        if others and only_lower:
+            raise BadInput(
+                f"client {name!r} has a cap of ε = {limits[others[0]]:g} at δ = {others[0]:g} in {path}, which does "
+                f"not compare with one at δ = {delta:g}. Use the same dp_delta, or another ledger."
+            )
+        changes += [(name, other, math.inf) for other in others]
+        if limits.get(delta) != cap and not (only_lower and limits.get(delta, math.inf) < cap):
+            changes.append((name, delta, cap))
+    rows = [(numbers[name], unit, at_delta, limit) for name, at_delta, limit in changes]
+    write.executemany("INSERT OR REPLACE INTO caps VALUES (?, ?, ?, ?)", rows)
+    record(write, [Change("cap", name, f"{unit} {at}" if at else unit, limit) for name, at, limit in changes])
+
+
+def require_same_clients(write: sqlite3.Connection, names: Sequence[str], path: Path | str) -> None:
+    """Makes the ledger that of these clients, if it is empty. Raises where it is that of others."""
+    known, given = {name for (name,) in write.execute("SELECT name FROM clients")}, set(names)
+    if known and known != given:
+        client = min(known ^ given)
+        here, there = ("this training", "the ledger") if client in given else ("the ledger", "this training")
+        raise BadInput(
+            f"{path} is the account of other clients: {client!r} is in {here} and not in {there} "
+            f"({len(known ^ given):,} differ). Use a ledger of these clients, or a new file."
+        )
+    numbers_made(write, names, path)
 
 
 def terms_by_client(entries: Iterable[Any], run: str, round_index: int) -> dict[str, ReleaseTerms]:
@@ -162,10 +192,10 @@ def reserved(
         outcomes[client], attempts[client] = "reserved", attempt
     if refused and request.all_or_nothing:
         raise BudgetExceeded(refused)
-    write.executemany(f"INSERT INTO events VALUES ({', '.join('?' * 17)})", rows)
+    write.executemany(f"INSERT INTO events VALUES ({', '.join('?' * 18)})", rows)
     write.executemany(
-        f"INSERT OR REPLACE INTO totals VALUES ({', '.join('?' * 8)})",
-        [(number, unit, *total) for number in changed for unit, total in totals[number].items()],
+        f"INSERT OR REPLACE INTO totals VALUES ({', '.join('?' * 9)})",
+        [(number, unit, *total.to_row()) for number in changed for unit, total in totals[number].items()],
     )
     write.execute("UPDATE state SET events = ?, head = ?", (count, head))
     if is_unnoted and rows:

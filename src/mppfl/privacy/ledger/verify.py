@@ -26,13 +26,13 @@ Key = TypeVar("Key", int, str)
 class Replayed:
     """Caps, statuses and uploads as the chain tells them, change by change.
 
-    caps      of each client by unit
+    caps      of each client by unit and δ
     statuses  of events that are no longer just reserved
     uploads   SHA-256 of what was stored, by event
     """
 
     def __init__(self, read: sqlite3.Connection) -> None:
-        self.caps: dict[str, dict[str, float]] = {}
+        self.caps: dict[str, dict[str, dict[float, float]]] = {}
         self.statuses: dict[int, str] = {}
         self.uploads: dict[int, bytes] = {}
         ask = "SELECT id, after_event, kind, subject, detail, budget, sha256, chain FROM changes ORDER BY id"
@@ -58,7 +58,8 @@ class Replayed:
 
     def _apply(self, change: Change) -> None:
         if change.kind == "cap" and change.budget is not None:
-            self.caps.setdefault(change.subject, {})[change.detail] = change.budget
+            unit, _, delta = change.detail.partition(" ")
+            self.caps.setdefault(change.subject, {}).setdefault(unit, {})[float(delta or 0)] = change.budget
         elif change.kind == "status":
             self.statuses[int(change.subject)] = change.detail
             if change.sha256 is not None:
@@ -93,7 +94,7 @@ def verify_all(read: sqlite3.Connection, path: Path | str, noted: str | None = N
         head = link(head, (name, *facts))
         if head != chain or facts[0] != count:
             refuse(f"event {facts[0]} does not follow from the one before")
-        terms, totals = ReleaseTerms(*facts[5:14]), sums.get(facts[3], {})
+        terms, totals = ReleaseTerms(*facts[5:-1]), sums.get(facts[3], {})
         # Whoever raised a cap by hand, and put it back after the release, is found out here.
         if refusal_of(name, totals, terms, changes.caps.get(name, {})):
             refuse(f"event {count} passes the cap that client {name!r} had then")
@@ -119,18 +120,18 @@ def _verify_sums(
     read: sqlite3.Connection, sums: dict[int, dict[str, Total]], refuse: Callable[[str], NoReturn]
 ) -> None:
     """Sums of each client by unit, as the events give them."""
-    kept = {(row[0], row[1]): Total(*row[2:]) for row in read.execute("SELECT * FROM totals")}
+    kept = {(row[0], row[1]): row[2:] for row in read.execute("SELECT * FROM totals")}
     expected = {(client, unit): total for client, totals in sums.items() for unit, total in totals.items()}
-    if kept.keys() != expected.keys() or not all(kept[key].agrees(expected[key]) for key in expected):
+    if kept.keys() != expected.keys() or not all(total.agrees(kept[key]) for key, total in expected.items()):
         refuse("the sums do not agree with the events")
 
 
 def _verify_caps(read: sqlite3.Connection, changes: Replayed, refuse: Callable[[str], NoReturn]) -> None:
     """Caps as the chain tells them."""
-    ask = "SELECT c.name, p.unit, p.budget FROM caps p JOIN clients c ON c.id = p.client"
-    caps: dict[str, dict[str, float]] = {}
-    for name, unit, cap in read.execute(ask):
-        caps.setdefault(name, {})[unit] = cap
+    ask = "SELECT c.name, p.unit, p.delta, p.budget FROM caps p JOIN clients c ON c.id = p.client"
+    caps: dict[str, dict[str, dict[float, float]]] = {}
+    for name, unit, delta, cap in read.execute(ask):
+        caps.setdefault(name, {}).setdefault(unit, {})[delta] = cap
     if caps != changes.caps:
         refuse(f"the cap of client {min(_differing(caps, changes.caps))!r} was changed")
 
