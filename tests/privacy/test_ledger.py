@@ -231,7 +231,7 @@ def test_a_cap_in_epsilon_admits_nearly_what_the_best_order_would(ledger):
     assert ledger.account("bob").cap == math.inf
     before = ledger.head
     with pytest.raises(
-        BudgetExceeded, match=r"'bob' has a cap of 3, and its releases would come to ε = 3\.\d+ at δ"
+        BudgetExceeded, match=r"'bob' has a cap of 3, and what is left of ε at δ = 1e-05 is enough for"
     ) as no:
         ledger.reserve("run", 1, [cost("bob", left * 1.001)])
     assert "\n" not in str(no.value)
@@ -241,7 +241,7 @@ def test_a_cap_in_epsilon_admits_nearly_what_the_best_order_would(ledger):
     ledger.verify()
 
 
-def test_caps_in_epsilon_take_each_others_place_and_stand_beside_those_in_rho(ledger):
+def test_caps_in_epsilon_at_several_deltas_and_in_rho_all_hold(ledger):
     with pytest.raises(BadInput, match=r"ε = 0\.0001 at δ = 1e-05 admits nothing"):
         ledger.set_cap("ann", 1e-4, "record", dp_delta=1e-5)
     ledger.set_cap("ann", 3.0, "record", dp_delta=1e-5)
@@ -249,16 +249,16 @@ def test_caps_in_epsilon_take_each_others_place_and_stand_beside_those_in_rho(le
     assert ledger.remaining("ann") == 0.1
     ledger.set_cap("ann", 4.0, "record", dp_delta=1e-5, only_lower=True)
     account = ledger.account("ann")
-    assert (account.cap, account.epsilon_cap, account.cap_delta) == (0.1, 3.0, 1e-5)
-    with pytest.raises(
-        BadInput, match=r"a cap of ε = 3 at δ = 1e-05 in .*, which does not compare with one at δ = 1e-06"
-    ):
-        ledger.set_cap("ann", 1.0, "record", dp_delta=1e-6, only_lower=True)
+    assert (account.cap, account.epsilon_caps) == (0.1, ({1e-5: 3.0},))
     ledger.set_cap("ann", 1.0, "record", dp_delta=1e-6)
     ledger.set_cap("ann", math.inf, "record")
-    assert (ledger.account("ann").epsilon_cap, ledger.account("ann").cap_delta) == (1.0, 1e-6)
+    assert ledger.account("ann").epsilon_caps == ({1e-5: 3.0, 1e-6: 1.0},)
+    alone = PrivacyLedger.in_memory()
+    alone.set_cap("ann", 1.0, "record", dp_delta=1e-6)
+    assert ledger.remaining("ann") == alone.remaining("ann")  # the tighter one
+    alone.close()
     ledger.reserve("run", 1, [cost(extra_delta=1e-30, budget=1e-4)])
-    with pytest.raises(BudgetExceeded, match="would come to ε = inf"):  # of noise that is too far from the one meant
+    with pytest.raises(BudgetExceeded, match="is enough for ρ"):  # of noise that is too far from the one meant
         ledger.reserve("run", 2, [cost(extra_delta=1e-8, budget=1e-4)])
     with pytest.raises(BadInput, match="a release per record has no ρ for all data"):
         ledger.set_cap("ann", 2.0, "client", dp_delta=1e-6)
@@ -340,7 +340,7 @@ def test_rounds_add_up_to_the_golden_numbers(ledger):
 
 
 def random_history(rng, ledger, name):
-    """Some rounds of unequal budgets and noises, now and then per client or sampled; all under zero_out."""
+    """Some rounds of unequal budgets and noises in two runs, now and then per client or sampled; all under zero_out."""
     for round_index in range(1, int(rng.integers(2, 7))):
         budget, draw = math.exp(rng.uniform(math.log(1e-3), math.log(0.3))), rng.random()
         rate = round(rng.uniform(0.01, 0.3), 2)
@@ -349,7 +349,7 @@ def random_history(rng, ledger, name):
             release = poisson(name, noise_multiplier=noise, sampling_rate=rate, num_steps=steps)
         else:
             release = cost(name, budget, unit="client" if draw > 0.8 else "record", adjacency="zero_out")
-        ledger.reserve("run", round_index, [release])
+        ledger.reserve(f"run {round_index % 2}", round_index, [release])
 
 
 def disagreement(ledger, name, monkeypatch):
@@ -372,7 +372,7 @@ def disagreement(ledger, name, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "histories", [range(8), pytest.param(range(8, 200), marks=pytest.mark.slow)], ids=["few", "many"]
+    "histories", [range(20), pytest.param(range(20, 200), marks=pytest.mark.slow)], ids=["few", "many"]
 )
 def test_random_histories_agree_with_another_accountant(ledger, histories, monkeypatch):
     for number in histories:

@@ -273,7 +273,7 @@ def _label(ledger: PrivacyLedger, client: str, unit: Any, delta: float) -> dict[
         "accounting": account.accounting,
         "spent": float(account.budget[0]),
         "cap": float(account.cap[0]),
-        "cap of dp_epsilon": float(account.epsilon_cap[0]),
+        **{f"cap of ε at δ = {at:g}": cap for at, cap in account.epsilon_caps[0].items()},
         "remaining": float(account.remaining[0]),
         "attacker's advantage": float(risk.advantage),
         "meaning": risk.sentence,

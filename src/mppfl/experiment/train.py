@@ -241,7 +241,7 @@ def _require_whole(
 ) -> None:
     """Refuses a ledger that has less than was released, in this run if it is named: caps would not hold, nor ε."""
     released = history.clients["participating"].sum(axis=0)
-    in_ledger = set(ledger.clients) if run is None or run in ledger.runs else set()
+    in_ledger = set(ledger.clients if run in (None, *ledger.runs) else ())
     positions = {client: position for position, client in enumerate(data.names) if released[position]}
     missing = [client for client in positions if client not in in_ledger]
     if positions and not missing:
@@ -282,7 +282,7 @@ def _accounts(
         epsilons = ledger.get_epsilon(names, delta, method, unit=unit)
     if run is not None and len(runs := ledger.runs) > 1:
         alone = ledger.get_epsilon(names, delta, method, unit=unit, run=run) if run in runs else np.zeros(1)
-        of_all = f"ε and spent ρ are those of all {len(runs)} runs in {ledger.path}"
+        of_all = f"ε and spent ρ are those of all {len(runs)} runs in {Path(ledger.path).name}"
         notes.append(f"{of_all}; this one alone ends at ε = {alone.max():.4g}")
     accounts = PrivacyAccounts(
         unit=unit,

@@ -29,7 +29,6 @@ NEAR, MOST_TURNS = 1e-10, 40  # of a search for ε from below
 FINEST_GRID = 1e-4  # step of a privacy loss, in nats
 MOST_LOSS_POINTS = 3e5  # grid points of all loss distributions of a history together: some 10 s and 100 MB
 MOST_KINDS = 24  # different kinds of Poisson-sampled steps in one history that are composed as distributions
-MOST_KINDS_BY_RDP = 400  # some 20 s
 ALIKE = 1.01  # kinds are taken together whose noise and rate differ by less than this factor, where there are too many
 STEPS_TO_EPSILON = 2e4  # of the grid, where there is room; at least `FEWEST_STEPS` after coarsening
 FEWEST_STEPS = 200
@@ -249,20 +248,22 @@ def history_epsilon(
 
     By privacy loss distributions. Their grid is coarsened until they have at most `MOST_LOSS_POINTS` points together,
     and stays below 1/`FEWEST_STEPS` of what RDP says. Of more than `MOST_KINDS` kinds those within 1 % of each other
-    count as one, with the least noise and the largest rate among them. Where that does not do, the answer is RDP's, for
-    at most `MOST_KINDS_BY_RDP` kinds; more are refused. So it takes seconds, and every answer is an upper bound.
+    count as one, with the least noise and the largest rate among them. Where that does not do, the answer is RDP's. So
+    it takes seconds, and every answer is an upper bound.
     `by_orders_alone` stops at RDP's answer: looser by some per cent, in milliseconds. So it does where `budget` is not
     of Gaussian releases alone.
     """
     require_number(delta, "dp_delta", 0.0, 1.0)
     kinds, rho, in_all = _kinds_of(sampled, budget)
-    unsampled = epsilon(in_all, delta, "exact" if is_gaussian else "rdp")
+    if not is_gaussian:
+        return min(epsilon(in_all, delta, "rdp"), _rdp_epsilon(kinds, rho, delta))
+    unsampled = gaussian_epsilon(in_all, delta)
     if not kinds or unsampled == 0 or math.isinf(rho):
         return unsampled
     if rho == 0 and math.fsum(rate * steps for (_, rate), steps in kinds.items()) <= delta:
         return 0.0  # with probability 1 - δ the record is never drawn at all
     by_orders = min(unsampled, _rdp_epsilon(kinds, rho, delta))
-    if by_orders_alone or not is_gaussian or delta < 1e-12:
+    if by_orders_alone or delta < 1e-12:
         return by_orders
     least, grid = _grids(kinds, rho, delta, by_orders)
     if math.isinf(grid):
@@ -443,11 +444,6 @@ def _taken_together(kinds: dict[tuple[float, float], int]) -> dict[tuple[float, 
         group = math.floor(math.log(noise) / math.log(ALIKE)), math.floor(math.log(rate) / math.log(ALIKE))
         least, largest, count = groups.get(group, (noise, rate, 0))
         groups[group] = min(least, noise), max(largest, rate), count + steps
-    if len(groups) > MOST_KINDS_BY_RDP:
-        raise BadInput(
-            f"a history of {len(groups):,} different kinds of Poisson-sampled steps takes too long to account for; at "
-            f"most {MOST_KINDS_BY_RDP}. Use fewer different noise multipliers or batch sizes."
-        )
     return {(noise, rate): steps for noise, rate, steps in groups.values()}
 
 
@@ -492,26 +488,20 @@ def _order_cost(orders: Array, delta: Any) -> Array:
     return np.asarray(np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1))
 
 
-def filtered_epsilon(losses: Array, extra: float, dp_epsilon: float, dp_delta: float) -> float:
-    """What releases come to under a filter that keeps (dp_epsilon, dp_delta): a release may be while this is within it.
+def filter_room(losses: Array, dp_epsilon: float, dp_delta: float, extra: float = 0.0) -> float:
+    """The largest ρ that a filter for (dp_epsilon, dp_delta) still admits; below 0 where it is passed.
 
     losses  `renyi_losses` of all releases, each of which may have been chosen from what was public before
     extra   how far the noise drawn is, in total variation, from the noise meant
 
     A Rényi filter at one order, whose bound is fixed in advance, holds for adaptive choices (Feldman & Zrnic 2021,
-    arXiv:2008.11193). Here are a few, each with a fixed part of δ, and releases go on while one has room: what is
-    released while an order is the last to have room is what its own filter releases, so the parts of δ add up. Most of
-    δ has the order that admits the most Gaussian releases, the rest lower ones, which suit steps with little noise.
+    arXiv:2008.11193). Here are a few, each with a fixed part of δ, and releases go on while one has room: one that has
+    room in the end would have released the same by itself, so the parts of δ add up. Most of δ has the order that
+    admits the most Gaussian releases, the rest lower ones, which suit steps with little noise.
     """
-    costs = _filter_costs(dp_epsilon, dp_delta)
     if added_delta(dp_epsilon, extra) > DELTA_OF_NOISE * dp_delta:
-        return math.inf
-    return float((losses + costs).min())
-
-
-def filtered_budget(losses: Array, dp_epsilon: float, dp_delta: float) -> float:
-    """The largest ρ that the filter still admits."""
-    return max(0.0, float(((dp_epsilon - losses - _filter_costs(dp_epsilon, dp_delta)) / ORDERS).max()))
+        return -math.inf
+    return float(((dp_epsilon - losses - _filter_costs(dp_epsilon, dp_delta)) / ORDERS).max())
 
 
 @lru_cache(maxsize=1024)
@@ -526,7 +516,5 @@ def _filter_costs(dp_epsilon: float, dp_delta: float) -> Array:
     with np.errstate(divide="ignore"):
         costs = np.where(shares > 0, _order_cost(ORDERS, shares * delta), np.inf)
     if costs.min() >= dp_epsilon:
-        raise BadInput(
-            f"a cap of ε = {dp_epsilon:g} at δ = {dp_delta:g} admits nothing, however small. Use a larger ε or δ."
-        )
+        raise BadInput(f"a cap of ε = {dp_epsilon:g} at δ = {dp_delta:g} admits nothing at all. Use a larger ε or δ.")
     return costs

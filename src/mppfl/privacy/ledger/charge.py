@@ -2,7 +2,7 @@
 
 The chain runs through the events, one for each release, and the changes beside them:
 
-    cap      subject a client, detail the unit and for a cap in ε its δ, budget the new cap
+    cap      subject a client, detail the unit and the δ of a cap in ε, or 0, budget the new cap
     status   subject the number of an event, detail its new status, sha256 that of the upload which was stored
     run      subject a run, detail the key of its training
 
@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 from mppfl.errors import BadInput, BudgetExceeded
 from mppfl.privacy.ledger.entries import ANY, Outcome, Refusal, ReleaseTerms, Reservation, changed_term, terms_of
-from mppfl.privacy.ledger.epsilon import Total, after, refusal_of, uncounted
-from mppfl.privacy.ledger.schema import caps_of, last_attempts, numbers_made, totals_of
+from mppfl.privacy.ledger.epsilon import Limit, Total, after, refusal_of, uncounted
+from mppfl.privacy.ledger.schema import caps_of, last_attempts, numbers_made, runs_of, totals_of
 
 
 class Change(NamedTuple):
@@ -58,10 +58,6 @@ def training_of(read: sqlite3.Connection, run: str) -> str | None:
     return None if row is None else str(row[0])
 
 
-def has_releases(read: sqlite3.Connection, run: str) -> bool:
-    return read.execute("SELECT 1 FROM events WHERE run = ? LIMIT 1", (run,)).fetchone() is not None
-
-
 def require_same_training(read: sqlite3.Connection, run: str, key: str, path: Path | str) -> bool:
     """Whether the run is noted as that of this training. Raises where its releases are, or may be, another's."""
     noted = training_of(read, run)
@@ -70,7 +66,7 @@ def require_same_training(read: sqlite3.Connection, run: str, key: str, path: Pa
             f"run={run!r} is another training in {path}: seed, configuration, plan, data or initial model differ, so "
             "its rounds would not be charged. Use another run name, or another ledger."
         )
-    if noted is None and has_releases(read, run):
+    if noted is None and run in runs_of(read):
         raise BadInput(
             f"run={run!r} has releases in {path}, and no training is noted that made them, so rounds under this name "
             "would not be charged. Use another run name, or another ledger."
@@ -79,34 +75,25 @@ def require_same_training(read: sqlite3.Connection, run: str, key: str, path: Pa
 
 
 def put_caps(
-    write: sqlite3.Connection, names: Sequence[str], cap: float, unit: str, delta: float, path: Path | str,
-    *, only_lower: bool,
-) -> None:  # fmt: skip
-    """Gives each of these clients the cap, in ρ or in ε at δ. A cap that stays the same adds nothing to the chain.
-
-    only_lower  a cap that is lower stays, and one at another δ raises
-    """
-    numbers = numbers_made(write, names, path)
+    write: sqlite3.Connection, names: Sequence[str], cap: float, limit: Limit, path: Path | str, *, only_lower: bool
+) -> None:
+    """Gives each of these clients the cap. Where it stays the same, or a lower one stays, the chain stays, too."""
+    numbers, (unit, delta) = numbers_made(write, names, path), limit
     before, totals = caps_of(write, numbers), totals_of(write, numbers)
-    changes: list[tuple[str, float, float]] = []
     for name, number in numbers.items():
-        limits = before[number].get(unit, {})
-        if not math.isinf(cap) and (why := uncounted(totals[number], unit, delta)):
+        if cap < math.inf and (why := uncounted(totals[number], unit, delta)):
             raise BadInput(
                 f"client {name!r} cannot have a cap per {unit}: {why}. Keep what is capped in another ledger."
             )
-        others = [other for other, limit in limits.items() if delta and other not in (0.0, delta) and limit < math.inf]
-        if others and only_lower:
-            raise BadInput(
-                f"client {name!r} has a cap of ε = {limits[others[0]]:g} at δ = {others[0]:g} in {path}, which does "
-                f"not compare with one at δ = {delta:g}. Use the same dp_delta, or another ledger."
-            )
-        changes += [(name, other, math.inf) for other in others]
-        if limits.get(delta) != cap and not (only_lower and limits.get(delta, math.inf) < cap):
-            changes.append((name, delta, cap))
-    rows = [(numbers[name], unit, at_delta, limit) for name, at_delta, limit in changes]
+
+    def stays(number: int) -> bool:
+        kept = before[number].get(limit, -1.0)
+        return kept == cap or (only_lower and 0 <= kept < cap)
+
+    changed = [name for name, number in numbers.items() if not stays(number)]
+    rows = [(numbers[name], *limit, cap) for name in changed]
     write.executemany("INSERT OR REPLACE INTO caps VALUES (?, ?, ?, ?)", rows)
-    record(write, [Change("cap", name, f"{unit} {at}" if at else unit, limit) for name, at, limit in changes])
+    record(write, [Change("cap", name, f"{unit} {delta}", cap) for name in changed])
 
 
 def require_same_clients(write: sqlite3.Connection, names: Sequence[str], path: Path | str) -> None:
@@ -133,31 +120,27 @@ def terms_by_client(entries: Iterable[Any], run: str, round_index: int) -> dict[
     return asked
 
 
-class Request(NamedTuple):
-    """How a round is to be reserved.
+def reserved(
+    write: sqlite3.Connection,
+    run: str,
+    round_index: int,
+    asked: dict[str, ReleaseTerms],
+    session: str,
+    path: Path | str,
+    *,
+    again: bool = False,
+    all_or_nothing: bool = True,
+    must_be_new: bool = False,
+    training: str | None = None,
+) -> Reservation:
+    """Records what these releases cost, and answers each client.
 
+    session         of the process that reserves, the only one that may store the uploads
     again           a client whose upload was never stored pays once more
     all_or_nothing  raises where a cap forbids any of them; else these clients are left out
     must_be_new     raises where a client has reserved this round before
     training        key of the training, noted with the first release of the run; None outside a training
     """
-
-    run: str
-    round_index: int
-    again: bool = False
-    all_or_nothing: bool = True
-    must_be_new: bool = False
-    training: str | None = None
-
-
-def reserved(
-    write: sqlite3.Connection, request: Request, asked: dict[str, ReleaseTerms], session: str, path: Path | str
-) -> Reservation:
-    """Records what these releases cost, and answers each client.
-
-    session  of the process that reserves, the only one that may store the uploads
-    """
-    run, round_index, training = request.run, request.round_index, request.training
     is_unnoted = training is not None and not require_same_training(write, run, training, path)
     numbers = numbers_made(write, list(asked), path)
     earlier = last_attempts(write, run, round_index, numbers)
@@ -171,9 +154,9 @@ def reserved(
         number, attempt = numbers[client], 1
         if number in earlier:
             last, is_stored, before = earlier[number]
-            _require_repeatable(client, before, terms, request)
+            _require_repeatable(f"round {round_index} of {run!r}", client, before, terms, must_be_new)
             attempts[client] = last
-            if not request.again or is_stored:
+            if not again or is_stored:
                 outcomes[client] = "already reserved"
                 continue
             attempt = last + 1
@@ -190,7 +173,7 @@ def reserved(
         head = link(head, (client, *facts))
         rows.append((*facts, "reserved", head))
         outcomes[client], attempts[client] = "reserved", attempt
-    if refused and request.all_or_nothing:
+    if refused and all_or_nothing:
         raise BudgetExceeded(refused)
     write.executemany(f"INSERT INTO events VALUES ({', '.join('?' * 18)})", rows)
     write.executemany(
@@ -212,15 +195,15 @@ def _require_addable(client: str, total: Total, terms: ReleaseTerms) -> None:
         )
 
 
-def _require_repeatable(client: str, before: ReleaseTerms, terms: ReleaseTerms, request: Request) -> None:
+def _require_repeatable(where: str, client: str, before: ReleaseTerms, terms: ReleaseTerms, must_be_new: bool) -> None:
     """Raises where a round that was reserved before is another release now, or had to be new."""
     if change := changed_term(before, terms):
         raise BadInput(
-            f"round {request.round_index} of {request.run!r} was reserved for client {client!r} with {change}. A "
-            "changed release is a new one: use another round or run."
+            f"{where} was reserved for client {client!r} with {change}. A changed release is a new one: use another "
+            "round or run."
         )
-    if request.must_be_new:
+    if must_be_new:
         raise BadInput(
-            f"client {client!r} has reserved round {request.round_index} of {request.run!r} before; noise drawn anew "
-            "would be a second release for the price of one. Use another run."
+            f"client {client!r} has reserved {where} before; noise drawn anew would be a second release for the price "
+            "of one. Use another run."
         )

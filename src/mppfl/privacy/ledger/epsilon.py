@@ -19,8 +19,7 @@ from mppfl.privacy import (
     attack_risk,
     epsilon,
     epsilon_with_extra,
-    filtered_budget,
-    filtered_epsilon,
+    filter_room,
     history_epsilon,
     renyi_losses,
     require_sampling,
@@ -36,7 +35,7 @@ EXTRA_UNDER_CAP = 1e-12  # δ of the noise itself that a cap in ρ may overlook;
 
 Steps = tuple[float, float, int]  # noise_multiplier, sampling_rate, num_steps
 History = tuple[float, tuple[Steps, ...]]  # ρ of what was not sampled, and the steps that were
-Caps = Mapping[str, Mapping[float, float]]  # of one client, by unit and δ: ε at most; for δ = 0, ρ at most
+Limit = tuple[str, float]  # of a cap: its unit and the δ at which it bounds ε, or 0 where it bounds ρ
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -47,7 +46,7 @@ class Account(Tabular):
                            was released per client
     extra_delta            δ in all that the noise itself adds
     cap                    the ρ that may be spent at most; infinite without one, and in the account of a single run
-    epsilon_cap, cap_delta the ε that may be reached at most at this δ; infinite without one
+    epsilon_caps           the ε that may be reached at most, by δ
     not_gaussian, poisson  how many releases had other noise, or were Poisson-sampled
     zero_out               whose budget compares with nothing in the place of the data, not with other data
     sampled                (noise_multiplier, sampling_rate, num_steps) of each kind of Poisson-sampled steps
@@ -58,8 +57,7 @@ class Account(Tabular):
     budget: Array
     extra_delta: Array
     cap: Array
-    epsilon_cap: Array
-    cap_delta: Array
+    epsilon_caps: tuple[Mapping[float, float], ...]
     not_gaussian: Array
     poisson: Array
     zero_out: BoolArray
@@ -74,14 +72,14 @@ class Account(Tabular):
     def remaining(self) -> Array:
         """The ρ that each client may still spend; infinite without a cap."""
         left = np.maximum(self.cap - np.where(np.isinf(self.cap), 0.0, self.budget), 0.0)
-        for place in np.flatnonzero(np.isfinite(self.epsilon_cap)):
-            losses = renyi_losses(self.sampled[place], self.budget[place])
-            room = filtered_budget(losses, self.epsilon_cap[place], self.cap_delta[place])
-            left[place] = min(left[place], room)
+        for place, caps in enumerate(self.epsilon_caps):
+            for delta, cap in caps.items():
+                losses = renyi_losses(self.sampled[place], self.budget[place])
+                left[place] = max(0.0, min(left[place], filter_room(losses, cap, delta)))
         return np.asarray(left)
 
     def _columns(self) -> dict[str, list[Any]]:
-        names = ("budget", "cap", "epsilon_cap", "remaining", "extra_delta", "not_gaussian", "poisson", "zero_out")
+        names = ("budget", "cap", "remaining", "extra_delta", "not_gaussian", "poisson", "zero_out")
         return {"client": list(self.clients), **{name: getattr(self, name).tolist() for name in names}}
 
     def __repr__(self) -> str:
@@ -147,10 +145,26 @@ class Total(NamedTuple):
         pairs = zip(self.to_row(), row, strict=True)
         return all(a == b or (isinstance(b, float) and math.isclose(a, b, rel_tol=1e-9)) for a, b in pairs)
 
-    @property
-    def losses(self) -> Array:
-        """Rényi divergence of all these releases, by order."""
-        return renyi_losses(self.sampled, self.budget)
+    def room(self, cap: float, delta: float) -> float:
+        """The largest ρ that a cap in ε at δ still admits; below 0 where it is passed."""
+        return filter_room(renyi_losses(self.sampled, self.budget), cap, delta, self.extra_delta)
+
+
+def account_from(
+    names: Sequence[str], unit: Unit, totals: Sequence[Total], caps: Sequence[Mapping[Limit, float]]
+) -> Account:
+    """The account of these clients in one unit, from the total in it and all caps of each."""
+    summed = ("budget", "extra_delta", "not_gaussian", "poisson")
+    sums: Any = {name: np.array([getattr(total, name) for total in totals], dtype=np.float64) for name in summed}
+    return Account(
+        clients=tuple(names),
+        unit=unit,
+        **sums,
+        cap=np.array([cap.get((unit, 0.0), math.inf) for cap in caps], dtype=np.float64),
+        epsilon_caps=tuple({delta: most for (of, delta), most in cap.items() if of == unit and delta} for cap in caps),
+        zero_out=np.array([total.adjacency == "zero_out" for total in totals], dtype=np.bool_),
+        sampled=tuple(total.sampled for total in totals),
+    )
 
 
 def after(totals: Mapping[str, Total], terms: ReleaseTerms) -> dict[str, Total]:
@@ -171,19 +185,20 @@ def uncounted(totals: Mapping[str, Total], unit: str, delta: float) -> str:
     return ""
 
 
-def refusal_of(client: str, totals: Mapping[str, Total], terms: ReleaseTerms, caps: Caps) -> Refusal | None:
+def refusal_of(
+    client: str, totals: Mapping[str, Total], terms: ReleaseTerms, caps: Mapping[Limit, float]
+) -> Refusal | None:
     """Why this release may not be, or None: a cap of either unit that it would pass, or that cannot count it."""
     charges, later = terms.charges(), after(totals, terms)
-    for unit, delta, cap in ((unit, *limit) for unit, limits in caps.items() for limit in limits.items()):
-        if math.isinf(cap):
-            continue
-        why, total = uncounted(later, unit, delta), later.get(unit, Total())
-        reached = filtered_epsilon(total.losses, total.extra_delta, cap, delta) if delta else total.budget
-        if why or reached > cap * (1 + CAP_SLACK):
-            asked = charges[unit].budget if unit in charges else None
-            why = why or (f"its releases would come to ε = {reached:.6g} at δ = {delta:g}" if delta else "")
-            spent = totals.get(unit, Total()).budget
-            return Refusal(client, spent, math.inf if asked is None else asked, cap, why)
+    for (unit, delta), cap in caps.items():
+        before, total, why = totals.get(unit, Total()), later.get(unit, Total()), uncounted(later, unit, delta)
+        room = total.room(cap, delta) if delta else cap - total.budget
+        if cap < math.inf and (why or room < -CAP_SLACK * cap):
+            if delta:
+                left = max(0.0, before.room(cap, delta))
+                why = why or f"what is left of ε at δ = {delta:g} is enough for ρ = {left:.6g}, not for this release"
+            asked = charges.get(unit, terms).budget
+            return Refusal(client, before.budget, math.inf if asked is None else asked, cap, why)
     return None
 
 

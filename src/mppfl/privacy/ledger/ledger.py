@@ -23,18 +23,16 @@ import secrets
 import sqlite3
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
 from mppfl.arrays import Array, require_number
 from mppfl.errors import BadFile, BadInput, MppflError
 from mppfl.files import Database
-from mppfl.privacy import AttackRisk, Unit, filtered_budget
+from mppfl.privacy import AttackRisk, Unit
 from mppfl.privacy.ledger.charge import (
     Change,
-    Request,
-    has_releases,
     put_caps,
     record,
     require_same_clients,
@@ -129,7 +127,7 @@ class PrivacyLedger(Database):
             client: Name of a client, or several names.
             budget: Largest ρ-zCDP in all, over all runs, or largest ε; infinity takes the cap away.
             unit: "record" or "client".
-            dp_delta: The δ of a cap in ε, a filter by Rényi divergences; it takes the place of one at another δ.
+            dp_delta: The δ of a cap in ε, a filter by Rényi divergences; one at another δ stays beside it.
             only_lower: Whether a cap that is lower already stays.
 
         Raises:
@@ -138,11 +136,11 @@ class PrivacyLedger(Database):
         cap = require_number(budget, "cap", 0.0, math.inf, open_ends=False) + 0.0  # -0.0 would come back as 0.0
         delta = 0.0 if dp_delta is None else require_number(dp_delta, "dp_delta", 0.0, 1.0)
         if delta and math.isfinite(cap):
-            filtered_budget(Total().losses, cap, delta)  # raises where it is too small
+            Total().room(cap, delta)  # raises where it is too small
         require_one_of("unit", unit, ("record", "client"))
         names = [name_of(client)] if isinstance(client, (str, int)) else [name_of(name) for name in client]
         with self._writing() as write:
-            put_caps(write, names, cap, unit, delta, self.path, only_lower=only_lower)
+            put_caps(write, names, cap, (unit, delta), self.path, only_lower=only_lower)
 
     def require_clients(self, clients: Iterable[str]) -> None:
         """Makes the ledger the account of these clients, known by their names.
@@ -169,7 +167,7 @@ class PrivacyLedger(Database):
         """
         run = name_of(run, "run")
         with self._writing() as write:
-            if taken_up and has_releases(write, run) and training_of(write, run) is None:
+            if taken_up and run in runs_of(write) and training_of(write, run) is None:
                 record(write, [Change("run", run, training)])
             require_same_training(write, run, training, self.path)
 
@@ -227,10 +225,10 @@ class PrivacyLedger(Database):
         return self._reserve(run, round_index, entries, again=True)
 
     def _reserve(self, run: str, round_index: int, entries: Iterable[Any], **how: Any) -> Reservation:
-        request = Request(name_of(run, "run"), round_of(round_index), **how)
-        terms = terms_by_client(entries, request.run, request.round_index)
+        run, round_index = name_of(run, "run"), round_of(round_index)
+        terms = terms_by_client(entries, run, round_index)
         with self._writing() as write:
-            return reserved(write, request, terms, self._session, self.path)
+            return reserved(write, run, round_index, terms, self._session, self.path, **how)
 
     def store_upload(self, run: str, round_index: int, client: str, content: bytes) -> str:
         """Keeps the noisy upload of a reserved release, before it is sent.
@@ -341,14 +339,8 @@ class PrivacyLedger(Database):
         with self._reading() as read:
             return account_of(read, names, chosen, run, self.path)
 
-    @overload
-    def spent(self, clients: str, unit: Unit | None = ..., run: str | None = ...) -> float: ...
-    @overload
-    def spent(self, clients: Names | None = ..., unit: Unit | None = ..., run: str | None = ...) -> Array: ...
-    def spent(
-        self, clients: str | Names | None = None, unit: Unit | None = None, run: str | None = None
-    ) -> float | Array:
-        """zCDP budget that each client has spent, without Poisson-sampled releases.
+    def spent(self, clients: str | Names | None = None, unit: Unit | None = None, run: str | None = None) -> Any:
+        """ρ that each client has spent, without Poisson-sampled releases: a number for one name, else an array.
 
         Args:
             clients: Name of one client, several names, or None for all.
@@ -357,28 +349,10 @@ class PrivacyLedger(Database):
         """
         return _one_or_all(clients, self.account(clients, unit, run).budget)
 
-    @overload
-    def remaining(self, clients: str, unit: Unit | None = ...) -> float: ...
-    @overload
-    def remaining(self, clients: Names | None = ..., unit: Unit | None = ...) -> Array: ...
-    def remaining(self, clients: str | Names | None = None, unit: Unit | None = None) -> float | Array:
-        """The ρ that each client may still spend under all its caps in the unit; infinite without a cap."""
+    def remaining(self, clients: str | Names | None = None, unit: Unit | None = None) -> Any:
+        """The ρ that each client may still spend under all its caps in the unit: a number or an array, as `spent`."""
         return _one_or_all(clients, self.account(clients, unit).remaining)
 
-    @overload
-    def get_epsilon(
-        self, clients: str, dp_delta: float, method: str = ..., *, unit: Unit | None = ..., run: str | None = ...
-    ) -> float: ...
-    @overload
-    def get_epsilon(
-        self,
-        clients: Names | None,
-        dp_delta: float,
-        method: str = ...,
-        *,
-        unit: Unit | None = ...,
-        run: str | None = ...,
-    ) -> Array: ...
     def get_epsilon(
         self,
         clients: str | Names | None,
@@ -387,8 +361,8 @@ class PrivacyLedger(Database):
         *,
         unit: Unit | None = None,
         run: str | None = None,
-    ) -> float | Array:
-        """dp_epsilon of each client's releases so far, at `dp_delta` in all.
+    ) -> Any:
+        """dp_epsilon of each client's releases so far, at `dp_delta` in all: a number or an array, as `spent`.
 
         What the releases add to δ by themselves is taken out of `dp_delta` first, (1 + e^ε) times; where that is more
         than there is, ε is infinite.

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from mppfl.errors import BadInput, UnknownClient
 from mppfl.files import Book
 from mppfl.privacy import Unit
 from mppfl.privacy.ledger.entries import ANY, TERMS, ReleaseTerms, name_of, round_of
-from mppfl.privacy.ledger.epsilon import Account, Total, after
+from mppfl.privacy.ledger.epsilon import Account, Limit, Total, account_from, after
 
 SCHEMA = """
 CREATE TABLE clients (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE) STRICT;
@@ -120,11 +117,11 @@ def runs_of(read: sqlite3.Connection) -> tuple[str, ...]:
     return tuple(run for (run,) in read.execute("SELECT run FROM events GROUP BY run ORDER BY min(id)"))
 
 
-def caps_of(read: sqlite3.Connection, numbers: dict[str, int]) -> dict[int, dict[str, dict[float, float]]]:
-    """The caps of each of these clients by unit and δ; 0 for caps in ρ."""
-    caps: dict[int, dict[str, dict[float, float]]] = {number: {} for number in numbers.values()}
-    for client, unit, *cap in read.execute(f"SELECT * FROM caps WHERE client {AMONG}", (json.dumps(list(caps)),)):
-        caps[client].setdefault(unit, {}).update([cap])
+def caps_of(read: sqlite3.Connection, numbers: dict[str, int]) -> dict[int, dict[Limit, float]]:
+    """The caps of each of these clients."""
+    caps: dict[int, dict[Limit, float]] = {number: {} for number in numbers.values()}
+    for client, *limit, cap in read.execute(f"SELECT * FROM caps WHERE client {AMONG}", (json.dumps(list(caps)),)):
+        caps[client][limit[0], limit[1]] = cap
     return caps
 
 
@@ -161,29 +158,9 @@ def account_of(
         names = [name for (name,) in read.execute("SELECT name FROM clients ORDER BY id")]
     numbers = numbers_of(read, names, path)
     sums = totals_of(read, numbers) if run is None else totals_in_run(read, numbers, run)
-    caps = caps_of(read, numbers) if run is None else {}
+    caps = caps_of(read, numbers if run is None else {})
     totals = [sums[numbers[name]].get(unit, Total()) for name in names]
-    limits = [caps.get(numbers[name], {}).get(unit, {}) for name in names]
-    in_epsilon = [
-        next(((cap, d) for d, cap in limit.items() if d and cap < math.inf), (math.inf, 0.0)) for limit in limits
-    ]
-
-    def column(values: Iterable[float]) -> Any:
-        return np.fromiter(values, np.float64, len(names))
-
-    return Account(
-        clients=tuple(names),
-        unit=unit,
-        budget=column(total.budget for total in totals),
-        extra_delta=column(total.extra_delta for total in totals),
-        cap=column(limit.get(0.0, math.inf) for limit in limits),
-        epsilon_cap=column(cap for cap, _ in in_epsilon),
-        cap_delta=column(delta for _, delta in in_epsilon),
-        not_gaussian=column(total.not_gaussian for total in totals),
-        poisson=column(total.poisson for total in totals),
-        zero_out=np.array([total.adjacency == "zero_out" for total in totals], dtype=np.bool_),
-        sampled=tuple(total.sampled for total in totals),
-    )
+    return account_from(names, unit, totals, [caps.get(numbers[name], {}) for name in names])
 
 
 def events_of(read: sqlite3.Connection, run: str | None) -> Iterator[dict[str, Any]]:
