@@ -121,18 +121,10 @@ def terms_by_client(entries: Iterable[Any], run: str, round_index: int) -> dict[
 
 
 def reserved(
-    write: sqlite3.Connection,
-    run: str,
-    round_index: int,
-    asked: dict[str, ReleaseTerms],
-    session: str,
-    path: Path | str,
-    *,
-    again: bool = False,
-    all_or_nothing: bool = True,
-    must_be_new: bool = False,
+    write: sqlite3.Connection, run: str, round_index: int, asked: dict[str, ReleaseTerms], session: str,
+    path: Path | str, *, again: bool = False, all_or_nothing: bool = True, must_be_new: bool = False,
     training: str | None = None,
-) -> Reservation:
+) -> Reservation:  # fmt: skip
     """Records what these releases cost, and answers each client.
 
     session         of the process that reserves, the only one that may store the uploads

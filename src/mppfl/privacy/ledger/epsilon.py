@@ -14,9 +14,7 @@ import numpy as np
 from mppfl.arrays import Array, BoolArray
 from mppfl.errors import BadFile, BadInput
 from mppfl.privacy import (
-    AttackRisk,
     Unit,
-    attack_risk,
     epsilon,
     epsilon_with_extra,
     filter_room,
@@ -255,16 +253,6 @@ def histories_of(account: Account, *, by_orders_alone: bool = False) -> dict[int
             f"{MOST_HISTORIES} clients at a time, or use rdp."
         )
     return histories
-
-
-def risks(account: Account) -> AttackRisk:
-    """What an attacker can tell of each client of the account."""
-    advantage, rate = (np.array(part) for part in attack_risk(account.budget))
-    histories = histories_of(account)
-    known = {history: attack_risk(*history) for history in set(histories.values())}
-    for place, history in histories.items():
-        advantage[place], rate[place] = known[history]
-    return AttackRisk(advantage, rate).beside(account.extra_delta)
 
 
 def dp_event(charge: ReleaseTerms) -> Any:

@@ -30,7 +30,7 @@ import numpy as np
 from mppfl.arrays import Array, require_number
 from mppfl.errors import BadFile, BadInput, MppflError
 from mppfl.files import Database
-from mppfl.privacy import AttackRisk, Unit
+from mppfl.privacy import AttackRisk, Unit, attack_risk
 from mppfl.privacy.ledger.charge import (
     Change,
     put_caps,
@@ -42,7 +42,7 @@ from mppfl.privacy.ledger.charge import (
     training_of,
 )
 from mppfl.privacy.ledger.entries import ANY, TERMS, ReleaseTerms, Reservation, name_of, require_one_of, round_of
-from mppfl.privacy.ledger.epsilon import Account, Total, dp_event, epsilons, risks
+from mppfl.privacy.ledger.epsilon import Account, Total, dp_event, epsilons, histories_of
 from mppfl.privacy.ledger.schema import (
     BOOK,
     SIMULATION,
@@ -109,14 +109,9 @@ class PrivacyLedger(Database):
         return "\n".join([title, *(repr(self.account(unit=unit)) for unit in self.units[:1])])
 
     def set_cap(
-        self,
-        client: str | Iterable[str],
-        budget: float,
-        unit: Unit,
-        *,
-        dp_delta: float | None = None,
-        only_lower: bool = False,
-    ) -> None:
+        self, client: str | Iterable[str], budget: float, unit: Unit,
+        *, dp_delta: float | None = None, only_lower: bool = False,
+    ) -> None:  # fmt: skip
         """From now on each of these clients may spend at most `budget` in `unit`, what is already spent included.
 
         A client may have caps per record and per client, in ρ and in ε; no release passes any. What no ρ counts is
@@ -354,14 +349,9 @@ class PrivacyLedger(Database):
         return _one_or_all(clients, self.account(clients, unit).remaining)
 
     def get_epsilon(
-        self,
-        clients: str | Names | None,
-        dp_delta: float,
-        method: str = "exact",
-        *,
-        unit: Unit | None = None,
-        run: str | None = None,
-    ) -> Any:
+        self, clients: str | Names | None, dp_delta: float, method: str = "exact",
+        *, unit: Unit | None = None, run: str | None = None,
+    ) -> Any:  # fmt: skip
         """dp_epsilon of each client's releases so far, at `dp_delta` in all: a number or an array, as `spent`.
 
         What the releases add to δ by themselves is taken out of `dp_delta` first, (1 + e^ε) times; where that is more
@@ -388,7 +378,9 @@ class PrivacyLedger(Database):
             unit: "record" or "client"; may be left out where the ledger holds one unit only.
             run: Counts this run alone.
         """
-        risk = risks(self.account(clients, unit, run))
+        account = self.account(clients, unit, run)
+        histories_of(account)  # raises where they are too many
+        risk = attack_risk(account).beside(account.extra_delta)
         return AttackRisk(*(_one_or_all(clients, np.asarray(part)) for part in risk))
 
     def to_dp_events(self, client: str, unit: Unit | None = None) -> tuple[Any, ...]:
