@@ -119,7 +119,7 @@ def test_runs_of_a_shared_ledger_are_told_apart(mppfl, ledger):
     assert "cap of ε at δ = 1e-06   9" in words
     assert f"dp_epsilon by run       {first} 1.76, autumn/mppfl 2.594" in words
     assert mppfl("ledger", "verify", ledger).stdout.startswith("sound: 4 releases of 2 runs; head ")
-    assert "run='spring' has no releases in this ledger" in mppfl("ledger", "show", ledger, "--run", "spring").error
+    assert "--run spring has no releases in this ledger" in mppfl("ledger", "show", ledger, "--run", "spring").error
 
 
 # ---- what the others' releases say ------------------------------------------------------------------------------

@@ -73,7 +73,8 @@ class Account(Tabular):
         for place, caps in enumerate(self.epsilon_caps):
             for delta, cap in caps.items():
                 losses = renyi_losses(self.sampled[place], self.budget[place])
-                left[place] = max(0.0, min(left[place], filter_room(losses, cap, delta)))
+                room = filter_room(losses, cap, delta, self.extra_delta[place])
+                left[place] = max(0.0, min(left[place], room))
         return np.asarray(left)
 
     def _columns(self) -> dict[str, list[Any]]:
