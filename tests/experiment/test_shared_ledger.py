@@ -110,12 +110,15 @@ def test_arms_of_a_comparison_add_up_where_they_share_a_ledger(ledger):
         ({"name": "one", "seed": 8}, "run='one/mppfl' is another training in"),
     ],
 )
-def test_a_ledger_of_others_or_of_another_training_of_that_name_is_refused_before_anything_is_paid(ledger, other, told):
+def test_a_ledger_of_others_or_of_another_training_of_that_name_is_refused_before_anything(
+    ledger, tmp_path, other, told
+):
     run_experiment(real("one", game={"num_rounds": 1, "num_clients": 5}), ledger=ledger)
     before = spent_in(ledger)
     with pytest.raises(BadInput, match=told) as refused:
-        run_experiment(real(**other), ledger=ledger)
+        run_experiment(real(**other), ledger=ledger, folder=tmp_path / "out")
     assert "\n" not in str(refused.value)
+    assert not (tmp_path / "out").exists()  # so that the mistake can be corrected there
     assert (spent_in(ledger) == before).all()
 
 

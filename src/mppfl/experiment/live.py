@@ -17,8 +17,9 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from mppfl.experiment.run import PER_ACCOUNT
 from mppfl.experiment.store import EXPERIMENT, LEDGER, POINTER, SUMMARY, ledger_path, load_run, rounds_checkpointed
 from mppfl.files import errors_in_one_line
 from mppfl.privacy.ledger import SIMULATION, PrivacyLedger
+from mppfl.spec import Experiment
 from mppfl.text import one_line
 from mppfl.training import PER_ROUND, TrainingConfig
 
@@ -106,8 +108,18 @@ def is_run(folder: Path) -> bool:
 
 def marks_of(folder: Path) -> Marks:
     """What changes whenever anything is written: two equal marks mean that there is nothing new to read."""
-    above = (folder.parent / name for name in (EXPERIMENT, POINTER))
-    return tuple(map(_mark, (*above, *(folder / name for name in (SUMMARY, "arrays.npz", LEDGER, f"{LEDGER}-wal")))))
+    above, ledger = [folder.parent / name for name in (EXPERIMENT, POINTER)], folder / LEDGER
+    if (mark := _mark(above[0])) is not None and not (folder / SUMMARY).is_file():
+        with suppress(MppflError):  # told by who reads it
+            ledger = ledger_path(folder.parent, _experiment(above[0], mark), folder.name)
+    log = ledger.with_name(f"{ledger.name}-wal")
+    return tuple(map(_mark, (*above, folder / SUMMARY, folder / "arrays.npz", ledger, log)))
+
+
+@lru_cache(maxsize=64)
+def _experiment(path: Path, mark: Mark) -> Experiment:
+    """The experiment in a file that has not changed since it had this mark."""
+    return read_experiment(path)
 
 
 def _mark(path: Path) -> Mark | None:

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -44,7 +44,19 @@ from mppfl.network import SocialGraph
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.spec import Experiment
 from mppfl.text import one_line
-from mppfl.training import PER_CLIENT, PER_ROUND, Checkpoint, History, Log, load_checkpoint, save_checkpoint
+from mppfl.training import (
+    PER_CLIENT,
+    PER_ROUND,
+    Checkpoint,
+    History,
+    Log,
+    load_checkpoint,
+    save_checkpoint,
+    training_key,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
 
 KIND, FORMAT = "mppfl run", 1
 EXPERIMENT, POINTER, LEDGER, SUMMARY = "experiment.toml", "checkpoint.json", "ledger.sqlite", "run.json"
@@ -325,18 +337,23 @@ class Store:
     resume: bool = False
     rounds_kept: int = 0
 
-    def begin(self, experiment: Experiment) -> None:
-        """Makes the folder this experiment's, now that it is known to be one that can be trained."""
-        if self.folder is None or self.resume:
-            return
-        (self.folder / POINTER).unlink(missing_ok=True)
-        files = [file for name in (LEDGER, SUMMARY, "checkpoint-*.npz") for file in self.folder.glob(f"*/{name}")]
-        for folder in {file.parent for file in files}:
-            shutil.rmtree(folder)
-        write_whole(self.folder / EXPERIMENT, experiment.to_toml().encode())
+    def begin(self, experiment: Experiment, cases: Sequence[Case], model: nn.Module) -> dict[str, PrivacyLedger]:
+        """Makes the folder this experiment's, which is known to be one that can be trained, and opens all accounts.
 
-    def ledger(self, case: Case) -> PrivacyLedger:
-        """The account of one case, with every client's cap."""
+        One that others charge, too, comes first: it may refuse.
+        """
+        is_shared = experiment.ledger.file is not None
+        ledgers = {case.name: self.ledger(case, model) for case in cases} if is_shared else {}
+        if self.folder is not None and not self.resume:
+            (self.folder / POINTER).unlink(missing_ok=True)
+            files = [file for name in (LEDGER, SUMMARY, "checkpoint-*.npz") for file in self.folder.glob(f"*/{name}")]
+            for folder in {file.parent for file in files}:
+                shutil.rmtree(folder)
+            write_whole(self.folder / EXPERIMENT, experiment.to_toml().encode())
+        return ledgers or {case.name: self.ledger(case, model) for case in cases}
+
+    def ledger(self, case: Case, model: nn.Module) -> PrivacyLedger:
+        """The account of one case, with every client's cap. Raises where it is that of others."""
         spec, protection, names = case.experiment.ledger, case.config.protection, case.data.names
         if spec.file is None and (self.folder is None or not spec.keep):
             ledger = self.resources.enter_context(PrivacyLedger.in_memory())
@@ -346,6 +363,9 @@ class Store:
             begun = self.resume and self.rounds_are_kept  # an empty ledger would forget what was spent
             ledger = self.resources.enter_context(PrivacyLedger.open(path, must_exist=begun))
         ledger.require_clients(names)
+        if spec.file is not None:
+            is_paid_again = self.resume or not protection.is_simulated
+            ledger.require_run(case.run, training_key(model, case.arm()), taken_up=is_paid_again)
         of_epsilon = (spec.epsilon_cap, spec.epsilon_caps, protection.dp_delta)
         for everybody, single, delta in ((spec.cap, spec.caps, None), of_epsilon):
             caps = dict.fromkeys(names, everybody) | single

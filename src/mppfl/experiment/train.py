@@ -77,8 +77,7 @@ def run_experiment(
         cases = prepare(experiment)
         model = model_of(experiment, cases[0].data)
         require_trainable(model, [case.arm() for case in cases])
-        store.begin(experiment)
-        ledgers = {case.name: store.ledger(case) for case in cases}
+        ledgers = store.begin(experiment, cases, model)
         before = store.checkpoints(cases)
         for case in cases:
             if case.name in before:

@@ -215,17 +215,17 @@ def epsilons(account: Account, delta: float, method: str) -> Array:
             f"dp_delta={delta:g} is used up by client {names[worst]!r}, whose noise alone costs "
             f"{2 * extra[worst]:.3g}. Ask for a larger dp_delta."
         )
-    sampled = account.poisson > 0
-    if sampled.any() and method not in ("pld", "rdp"):
-        name = names[int(np.argmax(sampled))]
-        raise BadInput(
-            f"client {name!r} has Poisson-sampled releases, which are no part of a zCDP sum. Use pld or rdp."
-        )
-    by_orders = method == "rdp"
-    other_noise = account.not_gaussian > 0
-    if other_noise.any() and method not in ("rdp", "zcdp"):
-        name = names[int(np.argmax(other_noise))]
-        raise BadInput(f"client {name!r} has releases whose noise was not Gaussian. Use the method rdp.")
+    by_orders, other_noise = method == "rdp", account.not_gaussian > 0
+    for unfit, methods, why in (
+        (
+            account.poisson > 0,
+            ("pld", "rdp"),
+            "Poisson-sampled releases, which are no part of a zCDP sum. Use pld or rdp",
+        ),
+        (other_noise, ("rdp", "zcdp"), "releases whose noise was not Gaussian. Use the method rdp"),
+    ):
+        if unfit.any() and method not in methods:
+            raise BadInput(f"client {names[int(np.argmax(unfit))]!r} has {why}.")
     histories = histories_of(account, by_orders_alone=by_orders)
 
     def composed(deltas: Array) -> Array:
