@@ -345,10 +345,7 @@ class Store:
         is_shared = experiment.ledger.file is not None
         ledgers = {case.name: self.ledger(case, model) for case in cases} if is_shared else {}
         if self.folder is not None and not self.resume:
-            (self.folder / POINTER).unlink(missing_ok=True)
-            files = [file for name in (LEDGER, SUMMARY, "checkpoint-*.npz") for file in self.folder.glob(f"*/{name}")]
-            for folder in {file.parent for file in files}:
-                shutil.rmtree(folder)
+            _empty(self.folder)
             write_whole(self.folder / EXPERIMENT, experiment.to_toml().encode())
         return ledgers or {case.name: self.ledger(case, model) for case in cases}
 
@@ -366,13 +363,8 @@ class Store:
         if spec.file is not None:
             is_paid_again = self.resume or not protection.is_simulated
             ledger.require_run(case.run, training_key(model, case.arm()), taken_up=is_paid_again)
-        of_epsilon = (spec.epsilon_cap, spec.epsilon_caps, protection.dp_delta)
-        for everybody, single, delta in ((spec.cap, spec.caps, None), of_epsilon):
-            caps = dict.fromkeys(names, everybody) | single
-            for cap in {cap for cap in caps.values() if cap is not None}:
-                clients = [name for name in names if caps[name] == cap]
-                # A run does not raise a cap that binds others, too.
-                ledger.set_cap(clients, cap, protection.unit, dp_delta=delta, only_lower=True)
+        _set_caps(ledger, case, spec.cap, spec.caps, None)
+        _set_caps(ledger, case, spec.epsilon_cap, spec.epsilon_caps, protection.dp_delta)
         return ledger
 
     @property
@@ -403,6 +395,24 @@ class Store:
             for old in path.parent.glob("*checkpoint-*.npz*"):
                 if old != path:
                     old.unlink(missing_ok=True)
+
+
+def _empty(folder: Path) -> None:
+    """Removes what a training left there."""
+    (folder / POINTER).unlink(missing_ok=True)
+    files = [file for name in (LEDGER, SUMMARY, "checkpoint-*.npz") for file in folder.glob(f"*/{name}")]
+    for case in {file.parent for file in files}:
+        shutil.rmtree(case)
+
+
+def _set_caps(
+    ledger: PrivacyLedger, case: Case, everybody: float | None, single: dict[str, float], delta: float | None
+) -> None:
+    """Gives clients their caps in ρ, or in ε at δ. A run does not raise a cap that binds others, too."""
+    caps = dict.fromkeys(case.data.names, everybody) | single
+    for cap in {cap for cap in caps.values() if cap is not None}:
+        clients = [name for name in case.data.names if caps[name] == cap]
+        ledger.set_cap(clients, cap, case.config.protection.unit, dp_delta=delta, only_lower=True)
 
 
 def rounds_checkpointed(folder: Path) -> int:

@@ -103,9 +103,7 @@ def verify_all(read: sqlite3.Connection, path: Path | str, noted: str | None = N
         refuse(f"the ledger ends after {count} events, but had more")
     if noted is not None and not _has_link(read, noted.strip().lower()):
         refuse(f"the noted head {noted.strip():.16}… is no link of its chain, so what came up to it is not all there")
-    kept = {(row[0], row[1]): row[2:] for row in read.execute("SELECT * FROM totals")}
-    expected = {(client, unit): total for client, totals in sums.items() for unit, total in totals.items()}
-    if kept.keys() != expected.keys() or not all(total.agrees(kept[key]) for key, total in expected.items()):
+    if not _sums_agree(read, sums):
         refuse("the sums do not agree with the events")
     _verify_changes(read, changes, refuse)
     return count
@@ -115,6 +113,12 @@ def _has_link(read: sqlite3.Connection, noted: str) -> bool:
     """Whether a head was ever that of this ledger; the one before the first event is all zeros."""
     ask = "SELECT chain FROM events UNION ALL SELECT chain FROM changes UNION ALL SELECT zeroblob(32)"
     return any(chain.hex() == noted for (chain,) in read.execute(ask))
+
+
+def _sums_agree(read: sqlite3.Connection, sums: dict[int, dict[str, Total]]) -> bool:
+    kept = {(row[0], row[1]): row[2:] for row in read.execute("SELECT * FROM totals")}
+    expected = {(client, unit): total for client, totals in sums.items() for unit, total in totals.items()}
+    return kept.keys() == expected.keys() and all(total.agrees(kept[key]) for key, total in expected.items())
 
 
 def _verify_changes(read: sqlite3.Connection, changes: Replayed, refuse: Callable[[str], NoReturn]) -> None:
