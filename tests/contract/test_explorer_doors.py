@@ -14,12 +14,8 @@ import sys
 import threading
 import tomllib
 import urllib.request
-<<<<<<< HEAD
 from collections.abc import Iterator
-from html.parser import HTMLParser
-=======
 from html import unescape
->>>>>>> tests-b
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode

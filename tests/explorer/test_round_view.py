@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
-<<<<<<< HEAD
-from mppfl.charts import for_page
-=======
->>>>>>> tests-b
 from mppfl.errors import BadInput
 from mppfl.explorer import World, comparison, round_charts
 from mppfl.network import graph_from_edges
@@ -42,29 +36,6 @@ def line(chart, name):
     return found
 
 
-<<<<<<< HEAD
-def test_every_chart_of_a_scene_has_its_own_key_and_can_be_drawn(scene):
-    charts = round_charts(scene)
-    assert tuple(chart.key for chart in charts) == ROUND_CHARTS
-    for chart in charts:
-        assert not chart.is_empty
-        assert len(chart.title) <= 45  # fits on a phone
-        json.dumps(for_page(chart), allow_nan=False)
-
-
-def test_budgets_by_round_are_those_of_the_plan(scene):
-    chart = chart_of(scene, "budgets-by-round")
-    matrix = scene.solution.plan.to_matrix()
-    median = line(chart, "median")
-    assert median.y == pytest.approx(np.median(matrix, axis=1))
-    assert median.low == pytest.approx(np.quantile(matrix, 0.1, axis=1))
-    assert line(chart, "client 7").y == pytest.approx(matrix[:, 7])
-    assert chart.note == ""
-    assert len(chart_of(scene, "budgets-by-round", "nobody").lines) == 1
-
-
-=======
->>>>>>> tests-b
 def test_few_clients_get_a_bar_each_and_many_a_curve(scene, world):
     few = chart_of(scene, "budgets-sorted")
     assert len(few.labels) == 20

@@ -1,5 +1,6 @@
 """Runs on the page: only those in the folder, as they stand, several over each other."""
 
+import json
 import os
 import shutil
 
