@@ -31,11 +31,12 @@ if TYPE_CHECKING:
 
 def require_capped_clients(experiment: Experiment, graph: SocialGraph) -> None:
     """Refuses a cap for somebody who is not in the network, before anything is written that would outlive the typo."""
-    for client in experiment.ledger.caps:
-        try:
-            graph.index(client)
-        except UnknownClient as cause:
-            raise UnknownClient(f"ledger.caps: {cause}") from cause
+    for table in ("caps", "epsilon_caps"):
+        for client in getattr(experiment.ledger, table):
+            try:
+                graph.index(client)
+            except UnknownClient as cause:
+                raise UnknownClient(f"ledger.{table}: {cause}") from cause
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -52,7 +53,17 @@ class Case:
     def arm(self, ledger: PrivacyLedger | None = None, resume: Checkpoint | None = None) -> TrainingJob:
         from mppfl.training import TrainingJob
 
-        return TrainingJob(self.name, self.solution.plan, self.data, self.config, ledger, resume)
+        return TrainingJob(self.name, self.solution.plan, self.data, self.config, ledger, resume, self.run)
+
+    @property
+    def run(self) -> str:
+        """Its name in the ledger, where others' runs may be, too."""
+        return run_in_ledger(self.experiment, self.name)
+
+
+def run_in_ledger(experiment: Experiment, case: str) -> str:
+    """What a ledger calls one case of the experiment: by both their names where several trainings may charge it."""
+    return case if experiment.ledger.file is None else f"{experiment.name}/{case}"
 
 
 def prepare(experiment: Experiment) -> list[Case]:

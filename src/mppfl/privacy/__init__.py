@@ -11,10 +11,12 @@ if TYPE_CHECKING:
         composed_epsilon,
         epsilon,
         epsilon_with_extra,
+        filter_room,
         gaussian_epsilon,
         history_deltas,
         history_epsilon,
         poisson_noise_of_plan,
+        renyi_losses,
         require_sampling,
         to_dp_event,
     )

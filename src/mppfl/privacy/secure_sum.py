@@ -377,6 +377,7 @@ def sum_cost(
         extra_delta=0.0 if protection.is_simulated else min(1.0, drawn),
         sampling_rate=protection.client_rate if spent is None else None,
         num_steps=1 if spent is None else None,
+        in_sum=True,
     )
 
 

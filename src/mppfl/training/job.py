@@ -46,7 +46,8 @@ class TrainingJob:
             offered whose turn it is.
         data: the clients' examples and the test data.
         config: how clients train, what protects them and how updates are aggregated.
-        ledger: None for one in memory. Jobs are alternatives to each other: give each a ledger of its own.
+        ledger: None for one in memory. Give jobs that are alternatives ledgers of their own, and the same one to those
+            that add up.
         resume: where to continue from; it must come from the same training.
 
     Example:
@@ -66,6 +67,12 @@ class TrainingJob:
     config: TrainingConfig
     ledger: PrivacyLedger | None = None
     resume: Checkpoint | None = None
+    run: str = ""
+
+    @property
+    def run_in_ledger(self) -> str:
+        """The name of its run in the ledger."""
+        return self.run or self.name
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "plan", plan_in_turns(self.plan, self.config))
@@ -212,7 +219,7 @@ class TrainingState:
         if self.job.ledger is not None and self.key is not None:
             # Noise that protects is paid for again in every round that stands there, whoever made it.
             is_paid_again = not self.config.protection.is_simulated
-            self.ledger.require_run(self.job.name, self.key, taken_up=taken_up or is_paid_again)
+            self.ledger.require_run(self.job.run_in_ledger, self.key, taken_up=taken_up or is_paid_again)
 
     def pay(self, client: int, cost: ReleaseCost) -> None:
         """Adds a cost that stands in the ledger to this training's own account."""
@@ -232,9 +239,8 @@ class TrainingState:
     def reserved_before(self) -> dict[int, set[str]]:
         """Who stands in the ledger for each round of this run, from before an interruption."""
         names: dict[int, set[str]] = {}
-        for event in self.ledger.events():
-            if event["run"] == self.job.name:
-                names.setdefault(event["round_index"], set()).add(event["client"])
+        for event in self.ledger.events(self.job.run_in_ledger):
+            names.setdefault(event["round_index"], set()).add(event["client"])
         return names
 
     @cached_property

@@ -429,7 +429,9 @@ def largest_epsilon(state: TrainingState) -> float:
         names = [name for name in data.names if name in in_ledger]
         if not state.is_done or not names:
             return math.nan
-        ask = partial(state.ledger.get_epsilon, names, protection.dp_delta, unit=protection.unit)
+        ask = partial(
+            state.ledger.get_epsilon, names, protection.dp_delta, unit=protection.unit, run=state.job.run_in_ledger
+        )
         try:
             return float(np.max(ask("pld")))
         except TooManyHistories:  # with as many clients of different sizes, a training must not end here
@@ -457,7 +459,7 @@ def admitted(state: TrainingState, round_index: int, asked: Array, clients: IntA
     stored in the ledger, to be sent again as it is, cannot release another one and is refused.
     """
     costs = [cost_of_client(state, round_index, int(k), float(asked[k])) for k in clients]
-    run, ledger = state.job.name, state.ledger
+    run, ledger = state.job.run_in_ledger, state.ledger
     reservation = ledger.reserve_each(run, round_index, costs, training=state.key)
     outcomes = reservation.outcomes
     refused = {name for name, outcome in outcomes.items() if outcome == "refused"}
@@ -483,7 +485,7 @@ def admitted_to_sum(state: TrainingState, round_index: int, asked: Array, client
     All share the noise, so what each spends depends on who else participates: where a cap forbids some, the others'
     weights are found anew. A round that is computed again has those who were in it before.
     """
-    protection, config, run, data = state.protection, state.config, state.job.name, state.job.data
+    protection, config, run, data = state.protection, state.config, state.job.run_in_ledger, state.job.data
     size = state.model.num_parameters
     sizes = np.ones(data.num_clients) if config.aggregation == "uniform" else data.num_examples
     dispersion = config.dispersion * protection.clip_norm**2 if config.aggregation == "noise_aware" else math.inf
@@ -535,7 +537,7 @@ def paid_again(state: TrainingState, round_index: int, admission: Admission, att
     while kept:
         costs = [admission.costs[number] for number in kept]
         try:
-            state.ledger.reserve_again(state.job.name, round_index, costs)
+            state.ledger.reserve_again(state.job.run_in_ledger, round_index, costs)
         except BudgetExceeded as cause:
             refused = {refusal.client for refusal in cause.refusals}
             kept = [number for number in kept if names[number] not in refused]
@@ -552,12 +554,20 @@ def cost_of_client(state: TrainingState, round_index: int, client: int, budget: 
     if protection.opens_sums:  # without noise, or it would be a part of the sum's
         unit, adjacency = protection.unit, protection.adjacency or "replace_one"
         return ReleaseCost(
-            state.job.data.names[client], protection.name, unit, adjacency, budget, 0.0, "none", noise_std=0.0
+            state.job.data.names[client],
+            protection.name,
+            unit,
+            adjacency,
+            budget,
+            0.0,
+            "none",
+            in_sum=True,
+            noise_std=0.0,
         )
     multiplier = None if protection.is_zcdp else float(state.noise_multipliers[client][state.position])
     return round_cost(
         protection, budget if multiplier is None else None, state.works[client], state.model.num_parameters,
-        state.job.data.names[client], round_index, state.job.name, multiplier,
+        state.job.data.names[client], round_index, state.job.run_in_ledger, multiplier,
     )  # fmt: skip
 
 
