@@ -45,8 +45,6 @@ from mppfl.network import ClosedWalks, Propagation
 from mppfl.spec import Trust
 from mppfl.text import nearest
 
-AT_A_BOUND = "some clients are at a bound of their budgets"
-
 
 @dataclass(frozen=True, eq=False)
 class Mechanism:
@@ -320,9 +318,8 @@ def _uniform(
     if horizon.reward_rates is not None:
         budgets = budgets_along(game, horizon.reward_rates, weights, **rule)
         return Plan(name, horizon.rounds, horizon.reward_rates, budgets, game.num_clients, **rule)
-    chosen = choose_rates(game, leader, horizon.rounds, payment_limit=payment_limit, weights=weights, **rule)
-    notes = (AT_A_BOUND,) if chosen.reaches_bounds else ()
-    return Plan(name, horizon.rounds, chosen.reward_rates, chosen.budgets, game.num_clients, notes=notes, **rule)
+    plan = choose_rates(game, leader, horizon.rounds, payment_limit=payment_limit, weights=weights, **rule)
+    return replace(plan, mechanism=name)
 
 
 # ---- clients who do not -----------------------------------------------------------------------------------------

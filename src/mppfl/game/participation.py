@@ -81,20 +81,23 @@ def settled_plan(game: Game, horizon: Horizon, mechanism: Callable[[Game, Horizo
                 raise
             plan = None  # others could be moved, who have gone
         for row, position in enumerate(positions):
-            state, following = rounds[position], None
-            state.terms, state.notes = empty[position], ()
-            if plan is not None:
-                state.terms, state.notes = plan[row], plan.notes
-                following = _following(game, horizon.against, state, out)
+            state = rounds[position]
+            state.terms, state.notes = (plan[row], plan.notes) if plan else (empty[position], ())
+            following = None if plan is None else _following(game, horizon.against, state, out)
             if following is not None:
                 crowds.setdefault(following.tobytes(), (following, []))[1].append(position)
-    # What the mechanism says, once; with the number of rounds where it does not say so of all.
+    notes = _notes(rounds)
+    name = getattr(mechanism, "name", "custom")
+    return plan_from_rounds(name, [state.terms for state in rounds], notes, "rational", horizon.against)
+
+
+def _notes(rounds: list[_Round]) -> tuple[str, ...]:
+    """What the mechanism says, once; with the number of rounds where it does not say so of all."""
     said = Counter(note for state in rounds for note in dict.fromkeys(state.notes))
     notes = [note if n == len(rounds) else f"{note} (in {n} of {len(rounds)} rounds)" for note, n in said.items()]
     if restless := sum(not state.at_rest for state in rounds):
         notes.append(f"in {restless} rounds some who opt out would rather join at these rates")
-    name = getattr(mechanism, "name", "custom")
-    return plan_from_rounds(name, [state.terms for state in rounds], tuple(notes), "rational", horizon.against)
+    return tuple(notes)
 
 
 def _asked(game: Game, horizon: Horizon, mechanism: Any, out: BoolArray, positions: list[int]) -> Plan | None:
