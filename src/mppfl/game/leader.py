@@ -100,11 +100,6 @@ def require_somebody(game: Game) -> None:
         )
 
 
-def pigouvian_weights(game: Game) -> Array:
-    """c = B⁻ᵀ1 (model, eq. 20): paid r·c_i, everybody does what all together would want done."""
-    return game.loss.T.solve(np.ones(game.num_clients))
-
-
 def aggregating(game: Game, leader: UniformLeader) -> UniformLeader:
     """The leader of a game under its trust: whoever leads, budgets are worth what they do to a sum that opens."""
     return "secure_sum" if game.opens_sums else leader
