@@ -250,21 +250,19 @@ class Answers:
 
 def _strictly_inside(path: Path, able: BoolArray) -> Path:
     """The same path without ends at which somebody's budget is 0: the most that is lost is OPEN of a segment."""
-    ends = path.ends.copy()
-    for k, (low, high) in enumerate(path.ends.tolist()):
-        width = OPEN * min(high - low, low if low > 0 else _scale(path.slope[k], path.offset[k]))
-        for side, end, inwards in ((0, low, width), (1, high, -width)):
-            if np.isfinite(end):
-                line, offset = end * path.slope[k], path.offset[k]
-                if ((line - offset <= NEARBY * (np.abs(line) + np.abs(offset))) & able).any():
-                    ends[k, side] = end + inwards
+    ends, low = path.ends.copy(), path.ends[:, 0]
+    width = OPEN * np.minimum(ends[:, 1] - low, np.where(low > 0, low, _scales(path)))
+    for side, inwards in ((0, width), (1, -width)):
+        line = np.where(np.isfinite(ends[:, side]), ends[:, side], np.nan)[:, None] * path.slope
+        empty = (line - path.offset <= NEARBY * (np.abs(line) + np.abs(path.offset))) & able
+        ends[:, side] += np.where(empty.any(axis=1), inwards, 0.0)
     return Path(ends, path.slope, path.offset, path.free)
 
 
-def _scale(slope: Array, offset: Array) -> float:
-    """A rate of the size at which budgets on these lines change a lot."""
-    steepest = float(np.abs(slope).max())
-    return float(np.abs(offset).max()) / steepest if steepest > 0 else 1.0
+def _scales(path: Path) -> Array:
+    """A rate for each segment, of the size at which budgets on its lines change a lot."""
+    steepest, largest = (np.abs(line).max(axis=1, initial=0.0) for line in (path.slope, path.offset))
+    return np.asarray(np.divide(largest, steepest, out=np.ones(len(path)), where=steepest > 0))
 
 
 # ---- on the path ----------------------------------------------------------------------------------------------------
@@ -388,9 +386,8 @@ class _View:
     def _end_the_endless(self, first_round: float) -> None:
         """Puts an end to endless pieces, past the rate of every round."""
         endless = np.flatnonzero(~np.isfinite(self.high))
-        for piece in endless:
-            k = self.segment[piece]
-            self.high[piece] = max(2 * self.low[piece], _scale(self.slope[k], self.offset[k])) or 1.0
+        past = np.maximum(2 * self.low[endless], _scales(self.path)[self.segment[endless]])
+        self.high[endless] = np.where(past > 0, past, 1.0)
         for _ in range(1000):
             high = self.high[endless]
             pulled = self.sums(self.segment[endless], high)[1]
