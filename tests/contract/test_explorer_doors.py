@@ -15,6 +15,7 @@ import threading
 import tomllib
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -140,9 +141,19 @@ def cells(text: str) -> list[list[Any]]:
 
 
 def curves(answer: dict[str, Any]) -> dict[str, Any]:
-    """By chart: x and y of every line, bar or cloud."""
-    charts = answer["plots"]["charts"]
-    return {each["key"]: [[trace["x"], trace["y"]] for trace in each["data"]] for each in charts}
+    """By chart: x and y of every band, line, bar or cloud."""
+    return {chart["key"]: [*_drawn(chart)] for chart in answer["plots"]["charts"]}
+
+
+def _drawn(chart: dict[str, Any]) -> Iterator[list[Any]]:
+    for line in chart["lines"]:
+        if line["low"] is not None:
+            band = [place for place in zip(line["x"], line["low"], line["high"], strict=True) if None not in place]
+            there, back = [(x, high) for x, _, high in band], [(x, low) for x, low, _ in reversed(band)]
+            yield [[x for x, _ in there + back], [y for _, y in there + back]]
+        yield [line["x"], line["y"]]
+    for bars in chart["bars"]:
+        yield [bars["values"], [*range(len(chart["labels"]))]]
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mppfl.errors import BadInput
-from mppfl.explorer import World, client_view, facts, table, tag, what_if
+from mppfl.explorer import ClientView, World, client_view, panel, what_if
 from mppfl.network import graph_from_edges
 from mppfl.spec import GameSpec
 from tests.explorer.chosen import altered, choose
@@ -120,13 +120,17 @@ def test_who_stays_out_stays_out_and_nobody_is_its_own_other():
 
 
 def test_a_table_keeps_its_parts_and_names_are_escaped_wherever_they_stand():
-    assert table(["client", "ρ"], [["ann", "1"]], "Budgets") == (
+    assert panel("table", heads=["client", "ρ"], rows=[["ann", "1"]], caption="Budgets").strip() == (
         '<table><caption>Budgets</caption><thead><tr><th scope="col">client</th><th scope="col">ρ</th></tr></thead>'
         "<tbody><tr><td>ann</td><td>1</td></tr></tbody></table>"
     )
-    assert tag("p", "a & b", tag("b", "c"), class_="soft") == '<p class="soft">a &amp; b<b>c</b></p>'
     name = '<img src=x onerror="alert(1)">'
-    for text in (table([name], [[name]], name), facts([(name, name)]), tag("p", name, title=name)):
+    view = ClientView(0, name, ((name, 1, 0.5),), {0: 0.5}, (0.5,), (), 1)
+    for text in (
+        panel("table", heads=[name], rows=[[name]], caption=name),
+        panel("client", view=view, facts={name: 1.0}, round_index=1),
+        panel("status", lines={name: name}, notes={name: [name]}, errors=[name]),
+    ):
         assert "<img" not in text
         assert 'onerror="' not in text
         assert "&lt;img" in text

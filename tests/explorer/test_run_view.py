@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from mppfl.charts import MECHANISM_SLOTS, in_words, to_plotly
+from mppfl.charts import MECHANISM_SLOTS, for_page, in_words
 from mppfl.errors import BadFile, BadInput
 from mppfl.experiment import run_experiment
 from mppfl.explorer import RUN_CHARTS, RunReader, ledger_rows, progress, run_charts, run_view
@@ -93,13 +93,13 @@ def test_a_name_that_was_not_listed_is_refused(tricky, name):
 def test_a_folder_that_is_gone_is_told_once_while_it_is_followed(folder, tmp_path):
     shutil.copytree(folder / "demo", tmp_path / "runs" / "demo")
     reader, names = RunReader(tmp_path / "runs"), ("demo/mppfl",)
-    before = run_view(reader, names, False, None)
+    before = run_view(reader, names, None)
     assert "demo/mppfl</b>: mppfl, finished, 4 rounds; ρ-zCDP for all data of a client" in before.texts["run-status"]
     shutil.rmtree(tmp_path / "runs")
-    gone = run_view(reader, names, False, before.seen)
+    gone = run_view(reader, names, before.seen)
     assert (gone.options, gone.charts) == ([], ())
     assert gone.texts["run-status"].count("no such folder") == 1
-    assert run_view(reader, names, False, gone.seen) is None
+    assert run_view(reader, names, gone.seen) is None
 
 
 # ---- how they stand ----------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def test_every_chart_of_several_runs_can_be_drawn(folder):
     charts = charts_of(folder, *RunReader(folder).list())
     assert tuple(charts) == RUN_CHARTS
     for chart in charts.values():
-        json.dumps(to_plotly(chart, False), allow_nan=False)
+        json.dumps(for_page(chart), allow_nan=False)
         assert not chart.is_empty
     accuracy, epsilons = charts["accuracy"], charts["dp-epsilon"]
     assert [line.name for line in accuracy.lines] == list(RunReader(folder).list())
@@ -186,7 +186,7 @@ def test_one_run_shows_the_epsilon_and_the_rest_of_every_client(folder):
 def test_nothing_chosen_is_an_empty_chart_and_no_error():
     for chart in run_charts({}):
         assert in_words(chart).endswith("nothing to show yet.")
-        assert to_plotly(chart, True)["layout"]["annotations"]
+        assert for_page(chart)["empty"]
 
 
 def test_a_run_without_noise_and_one_of_many_clients_are_drawn_too(tmp_path):
