@@ -350,12 +350,16 @@ def _summary(rows: list[Row], ours: list[Row]) -> Summary:
         **{column: float(np.mean(columns[column])) for column in means},
         server_cost_sd=_spread(columns["server_cost"]),
         welfare_sd=_spread(columns["welfare"]),
-        price_of_anarchy=float(np.median(columns["price_of_anarchy"])) if columns["price_of_anarchy"] else None,
+        price_of_anarchy=_of_known(np.median, columns["price_of_anarchy"]),
         dearer_than_mppfl=sum(row.server_cost > other.server_cost for row, other in pairs) if pairs else None,
         worse_than_mppfl=sum(row.welfare < other.welfare for row, other in pairs) if pairs else None,
-        leak=float(np.mean(columns["leak"])) if columns["leak"] else None,
+        leak=_of_known(np.mean, columns["leak"]),
         beside_mppfl=len(pairs),
     )
+
+
+def _of_known(mean: Callable[..., Any], values: list[float]) -> float | None:
+    return float(mean(values)) if values else None
 
 
 def _spread(values: list[float]) -> float:

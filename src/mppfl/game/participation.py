@@ -74,12 +74,7 @@ def settled_plan(game: Game, horizon: Horizon, mechanism: Callable[[Game, Horizo
     while crowds:
         key = min(crowds, key=lambda crowd: crowd.count(1))  # the fullest first: others may still come to the same
         out, positions = crowds.pop(key)
-        try:
-            plan = _asked(game, horizon, mechanism, out, positions)
-        except NoEquilibrium:
-            if out is start:
-                raise
-            plan = None  # others could be moved, who have gone
+        plan = _asked(game, horizon, mechanism, out, positions, out is start)
         for row, position in enumerate(positions):
             state = rounds[position]
             state.terms, state.notes = (plan[row], plan.notes) if plan else (empty[position], ())
@@ -100,15 +95,22 @@ def _notes(rounds: list[_Round]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _asked(game: Game, horizon: Horizon, mechanism: Any, out: BoolArray, positions: list[int]) -> Plan | None:
-    """The mechanism's plan of these rounds with some held at 0; None where nobody is left."""
+def _asked(
+    game: Game, horizon: Horizon, mechanism: Any, out: BoolArray, positions: list[int], is_first: bool
+) -> Plan | None:
+    """The mechanism's plan of these rounds with some held at 0; None where nobody is left, or can be moved any more."""
     if out.all():
         return None
     clients = game.clients
     inside = game.with_bounds(np.where(out, 0.0, clients.budget_min), np.where(out, 0.0, clients.budget_max))
     rates = None if horizon.reward_rates is None else horizon.reward_rates[positions]
     part = replace(horizon, rounds=horizon.rounds[positions], reward_rates=rates, participation="voluntary")
-    return mechanism(inside, part)  # type: ignore[no-any-return]
+    try:
+        return mechanism(inside, part)  # type: ignore[no-any-return]
+    except NoEquilibrium:
+        if is_first:
+            raise
+        return None  # others could be moved, who have gone
 
 
 def _following(game: Game, against: Against, state: _Round, out: BoolArray) -> BoolArray | None:

@@ -242,11 +242,15 @@ def _solve_each(
     terms, said = [plan[0] for plan in plans], (*notes, "the network changes from round to round")
     plan = plan_from_rounds(plans[0].mechanism, terms, said, whole.participation, whole.against)
     together = Outcome(*(np.concatenate([getattr(one, f.name) for one in outcomes]) for f in fields(Outcome)))
+    return _solution(games[-1], record, plan, together, _worst(checks, plan), rates, began)
+
+
+def _worst(checks: Iterable[Verification], plan: Plan) -> Verification:
+    """The worst of every check of a plan's rounds."""
     worst: Any = {f.name: [getattr(check, f.name) for check in checks] for f in fields(Verification)}
     worst |= {name: None if None in values else max(values) for name, values in worst.items()}
     worst["leader_rounds"] = tuple(plan.rounds.tolist()) if worst["leader_rounds"] else ()
-    quality = Verification(**worst)
-    return _solution(games[-1], record, plan, together, quality, rates, began)
+    return Verification(**worst)
 
 
 # ---- what a reader should know -------------------------------------------------------------------------------------
