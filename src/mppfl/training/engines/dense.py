@@ -140,7 +140,7 @@ def weighed(activations: list[Tensor], errors: Tensor, weight: Tensor) -> tuple[
 def squared_lengths(vectors: Tensor) -> Tensor:
     """Of vectors [slots, examples, width], in float64 as `rounding_guard` asks for."""
     rows = vectors.flatten(0, 1)
-    parts = rows.split(_at_once(rows))
+    parts = torch.split(rows, _at_once(rows))
     return torch.cat([part.double().square().sum(1) for part in parts]).view(vectors.shape[:2])
 
 
@@ -151,7 +151,7 @@ def sums_of_products(before: Tensor, delta: Tensor) -> Tensor:
         return torch.bmm(before.to(delta.dtype).mT, delta)
     sums = delta.new_zeros((len(before), before.shape[2], delta.shape[2]))
     for total, inputs, errors in zip(sums, before, delta, strict=True):
-        for rows, row_errors in zip(inputs.split(at_once), errors.split(at_once), strict=True):
+        for rows, row_errors in zip(torch.split(inputs, at_once), torch.split(errors, at_once), strict=True):
             total.addmm_(rows.to(delta.dtype).mT, row_errors)
     return sums
 
