@@ -73,21 +73,21 @@ SUM: Values = {"protection.trust": "secure_sum"}
 ZERO_OUT: Values = CLIENTS | SUM | {"protection.adjacency": "zero_out"}
 SAMPLED: Values = CLIENTS | SUM | {"protection.client_rate": 0.1}  # whose adjacency is zero_out
 CELLS = (
-    Cell("record, secure_sum", 0.3, SUM, gradients((100, 0.1, 32), (200, 0.2, 5), (200, 0.4, 2.5)), 0.865),
-    Cell("record, secure_sum", 1, SUM, gradients((100, 0.3, 32), (200, 0.1, 60), (200, 0.4, 7.5)), 0.883),
-    Cell("record, secure_sum", 3, SUM, gradients((100, 0.3, 64), (200, 0.2, 60), (200, 0.4, 30)), 0.89),
+    Cell("record, secure_sum", 0.3, SUM, gradients((100, 0.1, 32), (100, 0.3, 8)), 0.865),
+    Cell("record, secure_sum", 1, SUM, gradients((100, 0.3, 32), (100, 0.4, 20)), 0.883),
+    Cell("record, secure_sum", 3, SUM, gradients((100, 0.3, 64), (200, 0.4, 30)), 0.89),
     Cell("client, secure_sum, zero_out", 1, ZERO_OUT, updates((30, 50, 0.9), (60, 25, 0.9)), 0.865),
     Cell("client, secure_sum, zero_out", 8, ZERO_OUT, updates((60, 75, 0.9), (100, 50, 0.9)), 0.895),
     Cell("client, secure_sum, sampled", 1, SAMPLED, updates((60, 20, 0.9), (100, 12.5, 0.9)), 0.858),
     Cell("client, secure_sum, sampled", 8, SAMPLED, updates((60, 100, 0.9), (100, 50, 0.9)), 0.888),
-    Cell("client, secure_sum", 1, CLIENTS | SUM, updates((30, 30, 0.9), (30, 100, 0.5), (60, 12.5, 0.9))),
+    Cell("client, secure_sum", 1, CLIENTS | SUM, updates((30, 30, 0.9), (30, 100, 0.5))),
     Cell("client, secure_sum", 8, CLIENTS | SUM, updates((60, 50, 0.9), (60, 100, 0.9)), 0.895),
     Cell("record, local", 0.3, {}, gradients((60, 0.4, 2.5), (60, 1, 1))),
     Cell("record, local", 1, {}, gradients((60, 0.4, 10), (60, 1, 2))),
     Cell("record, local", 3, {}, gradients((60, 0.4, 20), (60, 1, 8))),
     Cell("client, local", 1, CLIENTS, updates((20, 0.5, 0.9), (20, 1, 0.9))),
     Cell("client, local", 8, CLIENTS, updates((20, 5, 0.9), (20, 10, 0.9))),
-    Cell("record, secure_sum", 8, SUM, gradients((200, 0.4, 60), (200, 1, 24))),
+    Cell("record, secure_sum", 8, SUM, gradients((100, 0.4, 60), (100, 1, 24))),
     Cell("record, local", 8, {}, gradients((60, 0.4, 32), (60, 1, 16))),
 )
 QUICK: Values = {"data.name": "digits", "data.features": "none", "game.num_clients": 10, "game.num_rounds": 2}
