@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import mppfl
-from mppfl.data import Dataset, fixed_features, load_dataset
+from mppfl.data import fixed_features, load_dataset
 from mppfl.files import write_whole
 from record import RECORDS, circumstances
 
@@ -75,7 +75,7 @@ SAMPLED: Values = CLIENTS | SUM | {"protection.client_rate": 0.1}  # whose adjac
 CELLS = (
     Cell("record, secure_sum", 0.3, SUM, gradients((100, 0.1, 32), (100, 0.3, 8)), 0.865),
     Cell("record, secure_sum", 1, SUM, gradients((100, 0.3, 32), (100, 0.4, 20)), 0.883),
-    Cell("record, secure_sum", 3, SUM, gradients((100, 0.3, 64), (200, 0.4, 30)), 0.89),
+    Cell("record, secure_sum", 3, SUM, gradients((100, 0.3, 64), (100, 0.4, 60)), 0.89),
     Cell("client, secure_sum, zero_out", 1, ZERO_OUT, updates((30, 50, 0.9), (60, 25, 0.9)), 0.865),
     Cell("client, secure_sum, zero_out", 8, ZERO_OUT, updates((60, 75, 0.9), (100, 50, 0.9)), 0.895),
     Cell("client, secure_sum, sampled", 1, SAMPLED, updates((60, 20, 0.9), (100, 12.5, 0.9)), 0.858),
@@ -87,8 +87,6 @@ CELLS = (
     Cell("record, local", 3, {}, gradients((60, 0.4, 20), (60, 1, 8))),
     Cell("client, local", 1, CLIENTS, updates((20, 0.5, 0.9), (20, 1, 0.9))),
     Cell("client, local", 8, CLIENTS, updates((20, 5, 0.9), (20, 10, 0.9))),
-    Cell("record, secure_sum", 8, SUM, gradients((100, 0.4, 60), (100, 1, 24))),
-    Cell("record, local", 8, {}, gradients((60, 0.4, 32), (60, 1, 16))),
 )
 QUICK: Values = {"data.name": "digits", "data.features": "none", "game.num_clients": 10, "game.num_rounds": 2}
 
@@ -109,21 +107,23 @@ def runs_of(cell: Cell, chosen: Values, pictures: Pictures, seeds: Sequence[int]
     return mppfl.run_experiment(mppfl.read_experiment(RECIPE, [*settings, f"seeds={list(seeds)}"]))
 
 
-def held_out(pictures: Pictures, folder: Path) -> Pictures:
-    """The training pictures alone, as features: every sixth of them, drawn once, is what the others are tested on."""
-    train = dataset_of(pictures.values).train
-    test, rest = np.split(np.random.default_rng(0).permutation(pictures.num_examples), [pictures.num_examples // 6])
-    arrays = {}
-    for name, rows in (("train", rest), ("test", test)):
-        arrays |= {f"x_{name}": train.features[rows], f"y_{name}": train.labels[rows]}
-    path = folder / "held-out.npz"
-    np.savez(path, **arrays)
-    values = {**pictures.values, "data.name": path, "data.features": "none"}
-    return Pictures(values, len(rest))
+def pictures_in(folder: Path, values: Values) -> tuple[Pictures, Pictures]:
+    """All pictures, and the training pictures alone: every sixth of these, drawn once, is what the others are tested on.
 
-
-def dataset_of(values: Values) -> Dataset:
-    return fixed_features(load_dataset(values["data.name"], values.get("data.folder")), values["data.features"])
+    Both as features by the rules that the recipe names, which are computed once for all cells.
+    """
+    dataset = load_dataset(values["data.name"], values.get("data.folder"))
+    dataset = fixed_features(dataset, values["data.features"])
+    count = len(dataset.train.labels)
+    test, train = np.split(np.random.default_rng(0).permutation(count), [count // 6])
+    whole = (dataset.train.features, dataset.train.labels, dataset.test.features, dataset.test.labels)
+    held = tuple(array[rows] for rows in (train, test) for array in whole[:2])
+    made = []
+    for name, arrays in (("whole", whole), ("held-out", held)):
+        path = folder / f"{name}.npz"
+        np.savez(path, **dict(zip(("x_train", "y_train", "x_test", "y_test"), arrays, strict=True)))
+        made.append(Pictures({**values, "data.name": path, "data.features": "none"}, len(arrays[1])))
+    return made[0], made[1]
 
 
 def measured(cell: Cell, pictures: Pictures, held: Pictures, seeds: Sequence[int]) -> dict:
@@ -198,8 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     print(f"{'':<40}{'ε':>9}{'accuracy':>9}{'least':>8}{'most':>8}  {'bar':<13}{'rounds':>7}{'seconds':>9}")
     with TemporaryDirectory() as folder:
-        pictures = Pictures(values, len(load_dataset(values["data.name"], values.get("data.folder")).train.labels))
-        held = held_out(pictures, Path(folder))
+        pictures, held = pictures_in(Path(folder), values)
         for cell in cells:
             row = next((row for row in rows if row["cell"] == cell.name), None)
             if row is None:
