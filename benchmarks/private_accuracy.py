@@ -108,7 +108,7 @@ def runs_of(cell: Cell, chosen: Values, pictures: Pictures, seeds: Sequence[int]
 
 
 def pictures_in(folder: Path, values: Values) -> tuple[Pictures, Pictures]:
-    """All pictures, and the training pictures alone: every sixth of these, drawn once, is what the others are tested on.
+    """All pictures, and the training pictures alone: every sixth, drawn once, is what the others are tested on.
 
     Both as features by the rules that the recipe names, which are computed once for all cells.
     """
