@@ -260,11 +260,11 @@ def clipped_sums(module: nn.Module, entered: list[Tensor], errors: list[Tensor],
     for (name, layer), entering, error in zip(_layers_with_weights(module), entered, errors, strict=True):
         factor = factors.to(_exact(error).dtype).view(*factors.shape, *[1] * (error.ndim - 2))
         left = torch.where(factor > 0, _exact(error) * factor, 0.0)
-        right = torch.where(factor > 0, _exact(entering), 0.0)
+        right = torch.where(factor > 0, entering, 0.0)
         if isinstance(layer, nn.Conv2d):
             sums[f"{name}.weight"] = gradient_of_taps(right, left, *layer.kernel_size)
         elif isinstance(layer, nn.Linear):
-            sums[f"{name}.weight"] = torch.bmm(right.transpose(1, 2), left)
+            sums[f"{name}.weight"] = torch.bmm(_exact(right).transpose(1, 2), left)
         else:
             sums[f"{name}.weight"] = (left * right).sum((1, 2, 3))
         if layer.bias is not None:
@@ -369,9 +369,19 @@ def _(upstream: Tensor, taps: Tensor) -> Tensor:
 
 @torch.library.custom_op("mppfl::convolve_back_to_taps", mutates_args=())
 def _back_to_taps(x: Tensor, upstream: Tensor, high: int, wide: int) -> Tensor:
-    """Gradient of the taps [slots, k, k, C, out]."""
+    """Gradient of the taps [slots, k, k, C, out], in the type of the errors that came back.
+
+    Errors in float32 beside pictures in bfloat16 are multiplied in two parts of bfloat16 on a GPU, which together hold
+    16 of their digits; sums are in float32.
+    """
     if back_to_taps := _product_kernel("back_to_taps", x):
-        return cast(Tensor, back_to_taps(x, upstream, high, wide))
+        if x.dtype == upstream.dtype:
+            return cast(Tensor, back_to_taps(x, upstream, high, wide))
+        upper = upstream.to(x.dtype)
+        lower = (upstream - upper).to(x.dtype)
+        upper_sum, lower_sum = (back_to_taps(x, part, high, wide, upstream.dtype) for part in (upper, lower))
+        return cast(Tensor, upper_sum + lower_sum)
+    x = x.to(upstream.dtype)
     slots, channels, out = x.shape[0], x.shape[4], upstream.shape[4]
     flat = torch.bmm(patches(x, high, wide).transpose(1, 2), upstream.reshape(slots, -1, out))
     return flat.view(slots, high, wide, channels, out)
@@ -379,7 +389,7 @@ def _back_to_taps(x: Tensor, upstream: Tensor, high: int, wide: int) -> Tensor:
 
 @_back_to_taps.register_fake
 def _(x: Tensor, upstream: Tensor, high: int, wide: int) -> Tensor:
-    return x.new_empty((x.shape[0], high, wide, x.shape[4], upstream.shape[4]))
+    return upstream.new_empty((x.shape[0], high, wide, x.shape[4], upstream.shape[4]))
 
 
 def _save_convolution(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
