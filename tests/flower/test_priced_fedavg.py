@@ -369,6 +369,7 @@ def test_a_registry_with_one_key_for_two_clients_is_refused(tmp_path):
         ({"noise": "simulated"}, "simulated"),
         ({"trust": "secure_sum", "noise": "discrete"}, "trust='secure_sum' is simulated only"),
         ({"trust": "server"}, "trust='server' is simulated only"),
+        ({"noise": "gaussian", "clip_quantile": 0.5}, "clip_quantile is for mppfl's own trainings"),
         ({"unit": "record", "release": "steps", "batches": "poisson"}, "Use batches='shuffled'"),
     ],
 )

@@ -24,7 +24,7 @@ from mppfl.training import (
     table_for,
     with_views,
 )
-from mppfl.training.engines import DenseGradients, LayeredGradients, VmappedGradients
+from mppfl.training.engines import NUM_LONG, DenseGradients, LayeredGradients, VmappedGradients
 from tests.training.trainings import CLIENT, FREE, POISSON, SHUFFLED, STEPS, configured, small_cnn, trained
 
 FALSE_ALARM = 1e-7
@@ -152,10 +152,11 @@ def example_batch(dtype, seed=0, size=12):
 def sum_by(engine, model, weights, inputs, labels):
     """The sum of clipped gradients as each engine finds it, flat."""
     if engine == "loop":
-        return clipped_sum(model, weights, inputs, labels, CLIP)
+        return clipped_sum(model, weights, inputs, labels, CLIP)[0]
     gradients = {"dense": DenseGradients, "batched": LayeredGradients, "vmap": VmappedGradients}[engine](model)
     ones = torch.ones((1, len(labels)), dtype=inputs.dtype)
     sums = gradients(gradients.held(model.parts(weights[None])), inputs[None], labels[None], ones, CLIP)
+    del sums[NUM_LONG]
     return torch.cat([part.flatten(1) for part in gradients.given(sums).values()], 1)[0]
 
 

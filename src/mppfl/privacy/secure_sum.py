@@ -32,7 +32,7 @@ from mppfl.privacy.noise import (
     whole_numbers,
 )
 from mppfl.privacy.protection import LocalWork, Protection
-from mppfl.privacy.release import ReleaseCost, clip_rows
+from mppfl.privacy.release import ReleaseCost, clip_and_count
 
 GRID_IN_STDS = 1 / STEPS_PER_STD["gaussian"]  # largest g/√V that `grid_of_sum` gives
 LEAST_STEPS = 4.0  # grid steps per standard deviation of one share
@@ -192,15 +192,15 @@ class SecureSum:
         self.weights = read_only(weights, "weights")
         require(self.weights, "weights", (self.weights >= 0) & (self.weights < math.inf), "finite and at least 0")
         num_clients = int((self.weights > 0).sum())
-        self.protection, self.num_parameters, self.rng = protection, num_parameters, rng
-        self._total: NDArray[np.int64] = np.zeros(num_parameters, dtype=np.int64)
+        self.protection, self.rng = protection, rng
+        self._total: NDArray[np.int64] = np.zeros(protection.num_entries(num_parameters), dtype=np.int64)
         self.shares = shares_of(protection, num_clients)
         self.variance, self.grid = variance, grid_of_sum(variance) if grid is None else grid
         self.share_std = math.sqrt(variance / self.shares) / self.grid  # in grid steps
         if self.share_std < LEAST_STEPS:
             raise BadInput(f"a share of the noise is {self.share_std:.3g} grid steps; have fewer clients in a sum.")
         _require_room(self.weights, protection, self.grid)
-        reach = self.weights.sum() * protection.clip_norm / self.grid + 40 * self.share_std * num_clients
+        reach = self.weights.sum() * protection.longest / self.grid + 40 * self.share_std * num_clients
         if reach >= LARGEST_SUM:
             raise BadInput(f"the sum may reach {reach:.3g} grid steps, beyond 2^62. Use smaller budgets.")
         self.arrived = np.zeros(len(self.weights), dtype=np.bool_)
@@ -210,18 +210,15 @@ class SecureSum:
         weight = float(self.weights[client])
         if weight == 0 or self.arrived[client]:
             raise BadInput(f"client number {client} has no part in this sum, or has sent its vector already.")
-        message = _in_steps(vector, weight, self.protection.clip_norm, self.grid, client)
-        if self.rng is None and self.protection.trust == "secure_sum":
-            message += discrete_steps(message.size, self.share_std)
-        self._total += message.astype(np.int64)  # wraps around, as sums modulo 2⁶⁴ do
-        self.arrived[client] = True
+        # int64 wraps around, as sums modulo 2⁶⁴ do.
+        self._total += _in_steps(vector, weight, self.protection, self.grid, client).astype(np.int64)
+        self.add_nothing(client)
 
     def add_nothing(self, client: int) -> None:
-        """Adds the message of a client that is not sampled: 0 and its share of the noise."""
-        if self.rng is not None or self.protection.trust == "server":
-            self.arrived[client] = True  # whose noise is drawn with all others' in the end
-        else:
-            self.add(client, np.zeros(self.num_parameters))
+        """Adds the client's share of the noise alone: the message of one that is not sampled."""
+        if self.rng is None and self.protection.trust == "secure_sum":  # else all noise is drawn in the end
+            self._total += discrete_steps(self._total.size, self.share_std).astype(np.int64)
+        self.arrived[client] = True
 
     def open(self) -> OpenedSum:
         """What the server reads. Raises where too few arrived: no sum opens, and nothing is spent."""
@@ -260,15 +257,15 @@ def noise_of_sum(
     dispersion: float = 0.0,
 ) -> SharedNoise:
     """Weights, noise and what each client spends of its cap in one sum of these clients (`shared_noise_weights`)."""
-    shares = shares_of(protection, len(works))
+    shares, num_entries = shares_of(protection, len(works)), protection.num_entries(num_parameters)
     opened = 1 if protection.trust == "server" else len(works)
     noise = shared_noise_weights(
         caps,
         [protection.sensitivity(work) for work in works],
         wished,
         dispersion,
-        num_parameters,
-        margin=rounding_margin(num_parameters, shares),
+        num_entries,
+        margin=rounding_margin(num_entries, shares),
         opened_over_hidden=opened / shares,
     )
     _require_room(noise.weights, protection, grid_of_sum(noise.noise_variance))
@@ -281,7 +278,7 @@ def noise_of_sampled_sum(
     """Weights and noise of a sum of sampled clients, whose noise multipliers √V/(θ_i Δ_i) are given."""
     wished = np.asarray(multipliers, dtype=np.float64)
     delta = np.array([protection.sensitivity(work) for work in works])
-    margin = rounding_margin(num_parameters, shares_of(protection, len(works)))
+    margin = rounding_margin(protection.num_entries(num_parameters), shares_of(protection, len(works)))
     reach = np.maximum(1 / wished - margin, 0.0) / delta
     if not reach.any():
         raise BadInput(f"rounding alone costs more than noise of {wished.min():.3g} times the sensitivity allows.")
@@ -293,7 +290,7 @@ def sum_cost(
     noise_multiplier: float | None = None,
 ) -> ReleaseCost:  # fmt: skip
     """What one client pays for its part in a sum of so many clients: a budget, or sampled noise."""
-    drawn = 0.0 if protection.is_simulated else min(1.0, 3 * num_clients * num_parameters * NOT_EXACT)
+    drawn = 3 * num_clients * protection.num_entries(num_parameters) * NOT_EXACT
     return ReleaseCost(
         client,
         protection.name,
@@ -302,7 +299,7 @@ def sum_cost(
         budget=spent,
         noise_multiplier=noise_multiplier if spent is None else 1 / math.sqrt(2 * spent),
         noise_kind="simulated" if protection.is_simulated else "discrete",
-        extra_delta=drawn,
+        extra_delta=0.0 if protection.is_simulated else min(1.0, drawn),
         sampling_rate=protection.client_rate if spent is None else None,
         num_steps=1 if spent is None else None,
     )
@@ -310,17 +307,17 @@ def sum_cost(
 
 def _require_room(weights: Array, protection: Protection, grid: float) -> None:
     """Raises where a vector of the largest weight may have more steps than can be counted, whatever it holds."""
-    if float(weights.max()) * protection.clip_norm >= LARGEST_WHOLE_NUMBER * grid / 2:
+    if float(weights.max()) * protection.longest >= LARGEST_WHOLE_NUMBER * grid / 2:
         raise BadInput(
-            f"the budgets buy noise on a grid of {grid:.3g}, too fine for vectors of length {protection.clip_norm:g}. "
+            f"the budgets buy noise on a grid of {grid:.3g}, too fine for vectors of length {protection.longest:g}. "
             "Use smaller budgets, or infinite ones for no noise."
         )
 
 
-def _in_steps(vector: Floats, weight: float, clip_norm: float, grid: float, client: int) -> Array:
+def _in_steps(vector: Floats, weight: float, protection: Protection, grid: float, client: int) -> Array:
     """The clipped, weighted vector in whole grid steps."""
     try:
-        clipped, _ = clip_rows(np.atleast_2d(vector), clip_norm)
+        clipped = clip_and_count(vector, protection)
     except BadInput as cause:
         raise BadInput(f"The vector of client number {client} cannot be added. {cause}") from cause
-    return whole_numbers(clipped[0].astype(np.float64) * weight, grid)
+    return whole_numbers(clipped.astype(np.float64) * weight, grid)

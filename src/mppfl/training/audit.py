@@ -16,7 +16,7 @@ from mppfl.arrays import Array, BoolArray, IntArray, require_count, require_numb
 from mppfl.data import ClientData, Inputs
 from mppfl.errors import BadInput
 from mppfl.game import Plan
-from mppfl.privacy import LocalWork, Protection, SecureSum, clip_rows, noise_of_sum, release_updates
+from mppfl.privacy import LocalWork, Protection, SecureSum, clip_and_count, noise_of_sum, release_updates
 from mppfl.privacy.audit import AuditResult
 from mppfl.spec import TrainingConfig
 from mppfl.training.client import ClientSlot, GradientNoise, as_array, batches_of_round, local_work
@@ -97,7 +97,10 @@ def audit_sensitivity(
     declared = protection.queries(work)
     counted = protection.is_zcdp and protection.unit == "record"  # samples are counted by their accountant
     ratio = measured / claimed
-    in_sum = _spent_in_sum(answers[worst[0]][[worst[1], worst[2]]], config, data, client, claimed)
+    pair: list[Array | None] = list(answers[worst[0]][[worst[1], worst[2]]])
+    if protection.unit == "client" and worst[2] == len(neighbours) - 1:  # absent: no message, and no count
+        pair[1] = None
+    in_sum = _spent_in_sum(pair, flat.num_parameters, config, data, client)
     holds = max(ratio, in_sum) <= 1 + ROUNDING and (touched <= declared or not counted)
     between = [neighbours[int(k)].name for k in worst[1:]]
     return AuditResult(
@@ -173,6 +176,7 @@ def _answers(
     """
     protection, answers = config.protection, []
     start = flat_start(model, config)
+    num_entries = protection.num_entries(model.num_parameters) if protection.clips_examples else model.num_parameters
     steps: list[Sequence[IntArray]] = (
         [[batch] for batch in batches[:STEPS_AUDITED]] if protection.clips_examples else [batches]
     )
@@ -184,26 +188,29 @@ def _answers(
             noise = _Recorder(protection, work, math.inf) if protection.clips_examples else None
             slot = ClientSlot(start, kept, noise, epochs=work.local_epochs)
             if not neighbour.present.any():
-                vectors.append(np.zeros(model.num_parameters))
+                vectors.append(np.zeros(num_entries))
                 continue
             (rows,) = engine.updates([slot])
             if noise is None:
                 update = as_array(rows)[0].astype(np.float64)
                 vectors.append(update if np.isfinite(update).all() else np.zeros_like(update))  # as in a training
             else:
-                vectors.append(noise.answers[0] if noise.answers else np.zeros(model.num_parameters))
+                vectors.append(noise.answers[0] if noise.answers else np.zeros(num_entries))
         answers.append(np.stack(vectors))
     return answers
 
 
 def _as_released(vectors: Array, protection: Protection, work: LocalWork) -> Array:
-    """What gets noise, as the code that releases it makes it of these vectors."""
+    """What gets noise, as the code that releases it makes it of these vectors, the last of which is absent."""
     if protection.clips_examples:
         return vectors
     if protection.opens_sums:
-        return np.asarray(clip_rows(vectors, protection.clip_norm)[0])
-    endless = np.full(len(vectors), math.inf)  # budgets without noise
-    return np.asarray(release_updates(vectors, endless, protection, work=work, round_index=1, run="audit").updates)
+        released = np.stack([clip_and_count(vector, protection) for vector in vectors])
+    else:
+        endless = np.full(len(vectors), math.inf)  # budgets without noise
+        released = release_updates(vectors, endless, protection, work=work, round_index=1, run="audit").updates
+    released[-1] = 0.0  # who is absent is not counted
+    return np.asarray(released)
 
 
 def flat_start(model: FlatModel, config: TrainingConfig) -> Tensor:
@@ -224,7 +231,9 @@ def _distances(vectors: Array, to_absent: bool) -> Array:
     return table
 
 
-def _spent_in_sum(pair: Array, config: TrainingConfig, data: ClientData, client: int, claimed: float) -> float:
+def _spent_in_sum(
+    pair: Sequence[Array | None], num_parameters: int, config: TrainingConfig, data: ClientData, client: int
+) -> float:
     """√(spent / charged) of the pair of vectors in a sum of all clients, through the real sum; 0 without sums."""
     protection = config.protection
     if not protection.opens_sums:
@@ -232,12 +241,15 @@ def _spent_in_sum(pair: Array, config: TrainingConfig, data: ClientData, client:
     works = [local_work(int(size), config, name) for size, name in zip(data.num_examples, data.names, strict=True)]
     caps = np.where(np.arange(data.num_clients) == client, 0.01, 0.1)  # so that its weight is bounded
     dispersion = config.dispersion * protection.clip_norm**2
-    noise = noise_of_sum(protection, caps, works, pair.shape[1], data.num_examples, dispersion)
+    noise = noise_of_sum(protection, caps, works, num_parameters, data.num_examples, dispersion)
     totals = []
     for vector in pair:  # the same simulated noise in both, so that it goes out of the difference
-        total = SecureSum(protection, noise.weights, noise.noise_variance, pair.shape[1], np.random.default_rng(0))
+        total = SecureSum(protection, noise.weights, noise.noise_variance, num_parameters, np.random.default_rng(0))
         for other in np.flatnonzero(noise.weights > 0).tolist():
-            total.add(other, vector if other == client else np.zeros(pair.shape[1]))
+            if other == client and vector is not None:
+                total.add(other, vector)
+            else:
+                total.add_nothing(other)
         totals.append(total.open().total)
     spent = float(np.sum((totals[0] - totals[1]) ** 2)) / (2 * noise.noise_variance)
     return math.sqrt(spent / float(noise.used[client])) if noise.used[client] > 0 else 0.0

@@ -74,7 +74,8 @@ class TrainingJob:
         alike = tuple(getattr(self.config, name) for name in COMPUTED_ALIKE)
         # Simulated noise may be drawn on a device, and no other.
         gradients = (protection.release, protection.batches, protection.clip_norm, protection.is_simulated)
-        return (*alike, *table, protection.clips_examples and gradients)
+        follows = protection.clip_quantile is not None and self.name  # a clip norm of its own
+        return (*alike, *table, protection.clips_examples and (*gradients, follows))
 
 
 def training_key(model: nn.Module, job: TrainingJob) -> str:
@@ -194,12 +195,13 @@ class TrainingState:
         self._require_own_run(taken_up=True)
         self.handed_out = torch.from_numpy(job.resume.weights).to(device)
         kept = dict(job.resume.server)
+        clip_norm = float(kept.pop("clip_norm", job.resume.clip_norm))
         self.account = {name: kept.pop(f"account.{name}").copy() for name in self.account}
         self.memory = {name: torch.from_numpy(value).to(device) for name, value in kept.items()}
         self.weights = self.memory.pop("current", self.handed_out)
         self.position = job.resume.rounds_done
-        if math.isfinite(job.resume.clip_norm):
-            self.protection = self.protection.with_clip_norm(job.resume.clip_norm)
+        if math.isfinite(clip_norm):
+            self.protection = self.protection.with_clip_norm(clip_norm)
 
     def _require_own_run(self, *, taken_up: bool) -> None:
         """Raises where the ledger knows this run as another training, before anything is paid or trained."""
@@ -260,6 +262,8 @@ class TrainingState:
         """All that a resumed training needs beside the model that was handed out."""
         kept = {name: as_array(value).copy() for name, value in self.memory.items()}
         kept |= {f"account.{name}": value.copy() for name, value in self.account.items()}
+        if self.protection.clip_quantile is not None:
+            kept["clip_norm"] = np.array(self.clip_norm)
         if self.handed_out is not self.weights:
             kept["current"] = as_array(self.weights).copy()
         return kept

@@ -27,7 +27,7 @@ from mppfl.privacy import (
     LocalWork,
     ReleaseCost,
     SecureSum,
-    clip_rows,
+    clip_and_count,
     epsilon,
     epsilon_with_extra,
     noise_of_sampled_sum,
@@ -264,7 +264,8 @@ class JobRound:
             rng_of_noise = rng if state.protection.is_simulated else None
             variance = self.admission.variance
             return SecureSum(state.protection, self.admission.weights, variance, num_parameters, rng_of_noise)
-        return WeightedMean(state.config.aggregation, sizes, self.noise_std, num_parameters)
+        num_entries = state.protection.num_entries(num_parameters)
+        return WeightedMean(state.config.aggregation, sizes, self.noise_std, num_entries)
 
     def _noise_std(self) -> Array:
         if self.admission.weights is not None:
@@ -291,7 +292,7 @@ class JobRound:
             self.mean.add(number, as_array(update) / self._pace)
             return
         if not protection.clips_examples and protection.opens_sums:  # a sum without noise
-            update = torch.from_numpy(clip_rows(as_array(update)[None], protection.clip_norm)[0][0]).to(update)
+            update = torch.from_numpy(clip_and_count(as_array(update), protection)).to(update)
         elif not protection.clips_examples:
             update = self._with_noise(number, update)
         if self.mean is not None:
@@ -301,7 +302,7 @@ class JobRound:
         cost, protection, rng = self.costs[number], self.state.protection, self.streams[number]
         if protection.opens_sums or (update.is_cuda and protection.is_simulated):  # a sum here has no noise to hide in
             seed = int(rng.integers(2**62))
-            rows, clipped = release_on_device(update[None], [cost], protection.clip_norm, [seed])
+            rows, clipped = release_on_device(update[None], [cost], protection, [seed])
             self.num_clipped += int(clipped[0])
             return rows[0]
         work, budget = self.state.works[int(self.clients[number])], self.asked[self.clients[number]]
@@ -334,8 +335,12 @@ class JobRound:
         state, terms, clients = self.state, self.terms, self.clients
         config, data, protection = state.config, state.job.data, state.protection
         self._tell_wrong()
+        clip_norm = state.clip_norm
         with engine.server_arithmetic():
             mean, theta, dispersion = self._result()
+            if mean is not None and protection.num_entries(0):
+                mean, (count,) = mean[:-1], mean[-1:].tolist()
+                state.protection = protection.with_clip_norm_after(count / self._pace)
             state.move(mean)
         accuracy, loss = math.nan, math.nan
         if state.is_done or state.position % config.evaluate_every == 0:
@@ -360,7 +365,7 @@ class JobRound:
             noise_std=_over_all(self.noise_std, clients, data.num_clients),
             theta=_over_all(theta, clients, data.num_clients),
             dispersion=dispersion,
-            clip_norm=state.clip_norm,
+            clip_norm=clip_norm,
             share_clipped=self.num_clipped / len(clients) if shown and len(clients) else math.nan,
             update_norm=0.0 if mean is None else float(torch.linalg.vector_norm(mean)),
             accuracy=accuracy,

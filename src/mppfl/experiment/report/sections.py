@@ -218,7 +218,10 @@ def _exposure(run: Run) -> list[dict[str, Any]]:
 def _privacy(run: Run) -> dict[str, Any]:
     accounts = run.accounts
     order = _largest_first(np.nan_to_num(accounts.spent, posinf=np.inf))
+    norms = run.history.rounds["clip_norm"]
+    ends = f"{number(norms[0])} in the first round to {number(norms[-1])} in the last"
     return {
+        "clip_norm": ends if np.ptp(norms) > 0 else "",
         "accounts": accounts,
         "simulation": SIMULATION if accounts.simulation else "",
         "dp_delta": delta(accounts.dp_delta),

@@ -192,7 +192,9 @@ class Engine:
         """
         size = self.model.num_parameters
         at_once = max(self.at_once, HELD // size, 1)
-        dtype = torch.float64 if self.config.protection.release == "gradient" else self.dtype
+        dtype = self.dtype
+        if self.config.protection.release == "gradient":
+            dtype, size = torch.float64, self.config.protection.num_entries(size)
         held = torch.empty((min(at_once, len(slots)), size), device=self.device, dtype=dtype)
         for start in range(0, len(slots), at_once):
             group = slots[start : start + at_once]

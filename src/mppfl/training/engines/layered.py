@@ -28,7 +28,7 @@ from mppfl.training import (
     is_plain_row,
     normalises_over_examples,
 )
-from mppfl.training.engines.stacked import Parts, descend_along, gpu_kernel
+from mppfl.training.engines.stacked import NUM_LONG, Parts, descend_along, gpu_kernel
 
 ROUNDED = ", rounded"  # ends the names of rounded copies
 POOLED = [nn.ReLU, nn.MaxPool2d]
@@ -256,7 +256,7 @@ def clipped_sums(module: nn.Module, entered: list[Tensor], errors: list[Tensor],
     """
     guard = ROUNDING_GUARD[errors[0].dtype]
     factors = clip_factors(squared_norms(module, entered, errors).double().sqrt() / guard, clip_norm)
-    sums = {}
+    sums = {NUM_LONG: (factors < 1).sum(1, keepdim=True)}  # padding has gradients of 0, which are short
     for (name, layer), entering, error in zip(_layers_with_weights(module), entered, errors, strict=True):
         factor = factors.to(_exact(error).dtype).view(*factors.shape, *[1] * (error.ndim - 2))
         left = torch.where(factor > 0, _exact(error) * factor, 0.0)
