@@ -251,7 +251,10 @@ def test_a_clip_norm_that_follows_a_quantile_is_in_the_rounds_the_report_and_a_r
     assert norms[0] == 0.01
     assert len(set(norms)) == 4
     assert run.to_pandas()["clip_norm"].tolist() == norms.tolist()
-    assert f"The clip norm went from {number(0.01)} in the first round to {number(norms[-1])} in the last" in report_page([run])
+    assert (
+        f"The clip norm went from {number(0.01)} in the first round to {number(norms[-1])} in the last"
+        in report_page([run])
+    )
     with pytest.raises(Killed):
         run_experiment(followed, tmp_path / "run", on_round=stop_after(3))
     require_same(run_experiment(followed, tmp_path / "run", resume=True), [run])

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -170,13 +171,13 @@ def _test_table(engine: Engine, data: ClientData) -> Table:
 def next_round(engine: Engine, test: Table, states: Sequence[TrainingState]) -> dict[str, RoundRecord]:
     """One round of all jobs of an engine, their clients computed together; every state moves to the next model."""
     started = time.perf_counter()
-    drawn: DrawnBatches = {}
+    drawn: DrawnBatches | None = {} if len(states) > 1 else None  # which jobs of one seed share
     for state in states:
         if not state.protection.has_clip_norm:
             find_clip_norm(state, engine, drawn)
-    rounds = [JobRound(state, engine.model.num_parameters, drawn) for state in states]
-    slots = [slot for job_round in rounds for slot in job_round.slots]
-    uploads = ((job_round, number) for job_round in rounds for number in range(len(job_round.slots)))
+    rounds = [JobRound(state, engine.model.num_parameters) for state in states]
+    slots = chain.from_iterable(job_round.slots(drawn) for job_round in rounds)
+    uploads = ((job_round, number) for job_round in rounds for number in range(len(job_round.sampled)))
     for rows in engine.updates(slots):
         with engine.server_arithmetic():
             for row, (job_round, number) in zip(rows, uploads, strict=False):
@@ -187,7 +188,7 @@ def next_round(engine: Engine, test: Table, states: Sequence[TrainingState]) -> 
     return {job_round.state.job.name: job_round.concluded(engine, test, seconds) for job_round in rounds}
 
 
-def find_clip_norm(state: TrainingState, engine: Engine, drawn: DrawnBatches) -> None:
+def find_clip_norm(state: TrainingState, engine: Engine, drawn: DrawnBatches | None) -> None:
     """Computes the round once for the lengths of its updates, where the protection asks for them."""
     asked = state.protection.budget_unit * state.job.plan[state.position].budgets
     slots = slots_of(state, np.flatnonzero(asked > 0), [None] * int((asked > 0).sum()), drawn)
@@ -212,7 +213,7 @@ class Admission(NamedTuple):
 class JobRound:
     """One round of one job: its terms, who participates at which cost, and their uploads, added up as they come."""
 
-    def __init__(self, state: TrainingState, num_parameters: int, drawn: DrawnBatches) -> None:
+    def __init__(self, state: TrainingState, num_parameters: int) -> None:
         self.state, self.terms = state, state.job.plan[state.position]
         protection, names = state.protection, state.job.data.names
         wrong = np.flatnonzero(~(self.terms.budgets >= 0))
@@ -239,13 +240,15 @@ class JobRound:
         self.admission = admit(state, self.terms.round_index, self.asked, asking)
         self.clients, self.costs = self.admission.clients, self.admission.costs
         self.sampled = self._sampled()
-        costs = [self.costs[number] for number in self.sampled]
-        self.slots = slots_of(state, self.clients[self.sampled], costs, drawn)
         self.wrong: list[int] = []  # those whose updates are no numbers
         self.num_clipped = 0
-        self.streams = [stream(state.config.stream_seed, "noise", self.terms.round_index, int(k)) for k in self.clients]
         self.noise_std = self._noise_std()  # on each client's update, per parameter
         self.mean = self._mean(num_parameters) if len(self.clients) else None
+
+    def slots(self, drawn: DrawnBatches | None) -> Iterator[ClientSlot]:
+        """What the clients compute, made as it is asked for."""
+        costs = [self.costs[number] for number in self.sampled]
+        return slots_of(self.state, self.clients[self.sampled], costs, drawn)
 
     def _sampled(self) -> IntArray:
         """Who of those admitted computes: all, or a sample of the clients that nobody else knows."""
@@ -299,13 +302,14 @@ class JobRound:
             self.mean.add(number, update)
 
     def _with_noise(self, number: int, update: Tensor) -> Tensor:
-        cost, protection, rng = self.costs[number], self.state.protection, self.streams[number]
+        cost, protection, client = self.costs[number], self.state.protection, int(self.clients[number])
+        rng = stream(self.state.config.stream_seed, "noise", self.terms.round_index, client)
         if protection.opens_sums or (update.is_cuda and protection.is_simulated):  # a sum here has no noise to hide in
             seed = int(rng.integers(2**62))
             rows, clipped = release_on_device(update[None], [cost], protection, [seed])
             self.num_clipped += int(clipped[0])
             return rows[0]
-        work, budget = self.state.works[int(self.clients[number])], self.asked[self.clients[number]]
+        work, budget = self.state.works[client], self.asked[client]
         upload = release_updates(
             as_array(update), [budget], protection, work=work, rng=rng, clients=[cost.client],
             round_index=cost.round_index, run=cost.run,
@@ -400,20 +404,21 @@ def _over_all(values: Array, clients: IntArray, num_clients: int) -> Array:
 
 
 def slots_of(
-    state: TrainingState, clients: IntArray, costs: Sequence[ReleaseCost | None], drawn: DrawnBatches
-) -> list[ClientSlot]:
+    state: TrainingState, clients: IntArray, costs: Sequence[ReleaseCost | None], drawn: DrawnBatches | None
+) -> Iterator[ClientSlot]:
     """What each of these clients computes in the round; jobs of one seed draw the same batches, and draw once."""
     config, data, round_index = state.config, state.job.data, state.job.plan[state.position].round_index
     kind = (config.stream_seed, config.protection.release, config.protection.batches, config.augmentation)
-    slots = []
     for k, cost in zip(clients.tolist(), costs, strict=True):
         key = (*kind, state.works[k], round_index, k, id(data))
-        if key not in drawn:
-            drawn[key] = batches_with_augmentation(config, state.works[k], data.members[k], round_index, k)
+        batches = None if drawn is None else drawn.get(key)
+        if batches is None:
+            batches = batches_with_augmentation(config, state.works[k], data.members[k], round_index, k)
+            if drawn is not None:
+                drawn[key] = batches
         noise = gradient_noise(state, cost, k) if cost is not None and state.protection.clips_examples else None
         layers_seed = int(stream(config.stream_seed, "layers", round_index, k).integers(2**62))
-        slots.append(ClientSlot(state.weights, drawn[key], noise, layers_seed, config.local_epochs))
-    return slots
+        yield ClientSlot(state.weights, batches, noise, layers_seed, config.local_epochs)
 
 
 def largest_epsilon(state: TrainingState) -> float:
