@@ -8,6 +8,7 @@ import math
 import re
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,6 +48,7 @@ class TrainingJob:
         config: how clients train, what protects them and how updates are aggregated.
         ledger: None for one in memory. Jobs are alternatives to each other: give each a ledger of its own.
         resume: where to continue from; it must come from the same training.
+        total_epsilon: ε that noise drawn again after an interruption may not pass; left out, the configuration's.
 
     Example:
         >>> import numpy as np
@@ -65,6 +67,7 @@ class TrainingJob:
     config: TrainingConfig
     ledger: PrivacyLedger | None = None
     resume: Checkpoint | None = None
+    total_epsilon: float | None = None
 
     @property
     def computed_with(self) -> tuple[object, ...]:
@@ -166,8 +169,7 @@ def require_private(model: FlatModel, data: ClientData, config: TrainingConfig) 
 class TrainingState:
     """Where one job stands between two rounds: the model, the server's memory, the protection, the ledger.
 
-    `account` is what each client has paid in this training so far. The ledger may know more: other runs, and rounds
-    that were reserved before an interruption and are computed again.
+    `account` is what each client has paid in this training so far. The ledger may know more of other runs.
     """
 
     def __init__(self, model: FlatModel, job: TrainingJob) -> None:
@@ -180,9 +182,12 @@ class TrainingState:
         self.protection = config.protection
         self.memory: dict[str, Tensor] = {}
         self.account = {name: np.zeros(data.num_clients) for name in ("spent", "extra_delta")}
+        asked = job.config.protection.total_epsilon
+        self.total_epsilon = asked if job.total_epsilon is None else job.total_epsilon
         device = find_device(config.device)
         if job.resume is None:
             self._require_own_run(taken_up=False)
+            self._pay_for_standing()
             dtype = torch.float64 if config.precision == "float64" else torch.float32
             self.weights = model.initial_weights(config.stream_seed).to(device, dtype)
             self.handed_out = self.weights
@@ -202,6 +207,7 @@ class TrainingState:
         self.position = job.resume.rounds_done
         if math.isfinite(clip_norm):
             self.protection = self.protection.with_clip_norm(clip_norm)
+        self._pay_for_standing()
 
     def _require_own_run(self, *, taken_up: bool) -> None:
         """Raises where the ledger knows this run as another training, before anything is paid or trained."""
@@ -209,6 +215,16 @@ class TrainingState:
             # Noise that protects is paid for again in every round that stands there, whoever made it.
             is_paid_again = not self.config.protection.is_simulated
             self.ledger.require_run(self.job.name, self.key, taken_up=taken_up or is_paid_again)
+
+    def _pay_for_standing(self) -> None:
+        """Noise that is drawn anew is paid each time: what stands in the ledger counts, whatever became of it."""
+        if self.protection.is_simulated or not self.standing:
+            return
+        places = {name: k for k, name in enumerate(self.job.data.names)}
+        clients = [places[event["client"]] for event in self.standing]
+        for name, term in (("spent", "budget"), ("extra_delta", "extra_delta")):
+            paid = np.bincount(clients, [event[term] or 0.0 for event in self.standing], len(places))
+            self.account[name] = np.maximum(self.account[name], paid)
 
     def pay(self, client: int, cost: ReleaseCost) -> None:
         """Adds a cost that stands in the ledger to this training's own account."""
@@ -225,12 +241,16 @@ class TrainingState:
         return self.protection.clip_norm if self.protection.has_clip_norm else math.nan
 
     @cached_property
+    def standing(self) -> list[dict[str, Any]]:
+        """Releases of this run that the ledger held when the training began, or was taken up."""
+        return [event for event in self.ledger.events() if event["run"] == self.job.name]
+
+    @cached_property
     def reserved_before(self) -> dict[int, set[str]]:
         """Who stands in the ledger for each round of this run, from before an interruption."""
         names: dict[int, set[str]] = {}
-        for event in self.ledger.events():
-            if event["run"] == self.job.name:
-                names.setdefault(event["round_index"], set()).add(event["client"])
+        for event in self.standing:
+            names.setdefault(event["round_index"], set()).add(event["client"])
         return names
 
     @cached_property

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mppfl.arrays import Array, IntArray
+from mppfl.arrays import Array, BoolArray, IntArray
 from mppfl.data import ClientData
 from mppfl.device import find_device, to_device
 from mppfl.errors import BadInput, BudgetExceeded
@@ -28,6 +28,7 @@ from mppfl.privacy import (
     LocalWork,
     ReleaseCost,
     SecureSum,
+    added_delta,
     clip_and_count,
     epsilon,
     epsilon_with_extra,
@@ -460,14 +461,14 @@ def admitted(state: TrainingState, round_index: int, asked: Array, clients: IntA
     stored in the ledger, to be sent again as it is, cannot release another one and is refused.
     """
     costs = [cost_of_client(state, round_index, int(k), float(asked[k])) for k in clients]
+    kept = np.flatnonzero(within_total(state, round_index, clients, costs))
+    clients, costs = clients[kept], [costs[number] for number in kept]
     run, ledger = state.job.name, state.ledger
     reservation = ledger.reserve_each(run, round_index, costs, training=state.key)
     outcomes = reservation.outcomes
     refused = {name for name, outcome in outcomes.items() if outcome == "refused"}
     for k, cost in zip(clients.tolist(), costs, strict=True):
         if outcomes[cost.client] == "already reserved" and cost.noise_kind not in ("simulated", "none"):
-            for _ in range(reservation.attempts[cost.client]):
-                state.pay(k, cost)  # for each time before, whether its upload ever left or not
             try:
                 paid = ledger.reserve_again(run, round_index, [cost]).outcomes[cost.client] == "reserved"
             except BudgetExceeded:
@@ -476,8 +477,35 @@ def admitted(state: TrainingState, round_index: int, asked: Array, clients: IntA
                 refused.add(cost.client)
         if cost.client not in refused:
             state.pay(k, cost)
-    kept = [number for number, cost in enumerate(costs) if cost.client not in refused]
+    kept = np.array([number for number, cost in enumerate(costs) if cost.client not in refused], dtype=np.int64)
     return Admission(clients[kept], [costs[number] for number in kept])
+
+
+def within_total(state: TrainingState, round_index: int, clients: IntArray, costs: Sequence[ReleaseCost]) -> BoolArray:
+    """Whom of these clients the round keeps within total_epsilon. The others opt out, which the log says.
+
+    The plan keeps it by itself, unless fresh noise was drawn for more rounds than it has. Noise of samples is
+    calibrated to the whole plan and has no ρ: no round of it is drawn twice.
+    """
+    total, protection = state.total_epsilon, state.protection
+    if total is None or protection.is_simulated or not state.standing:
+        return np.ones(len(clients), dtype=np.bool_)
+    if protection.is_zcdp:
+        spent, extra = (
+            state.account[name][clients] + np.array([getattr(cost, term) for cost in costs], dtype=np.float64)
+            for name, term in (("spent", "budget"), ("extra_delta", "extra_delta"))
+        )
+        left = protection.dp_delta - added_delta(total, extra)
+        deltas = np.where(left > 0, left, protection.dp_delta)
+        fits: BoolArray = (left > 0) & (epsilon(spent, deltas, protection.accounting) <= total)
+    else:
+        fits = np.array([cost.client not in state.reserved_before.get(round_index, ()) for cost in costs], np.bool_)
+    if not fits.all():
+        log.warning(
+            "%s, round %d: %d clients opt out, %r first: noise drawn again would take them past total_epsilon=%g",
+            state.job.name, round_index, int((~fits).sum()), costs[int(fits.argmin())].client, total,
+        )  # fmt: skip
+    return fits
 
 
 def admitted_to_sum(state: TrainingState, round_index: int, asked: Array, clients: IntArray) -> Admission:
@@ -507,32 +535,32 @@ def admitted_to_sum(state: TrainingState, round_index: int, asked: Array, client
             sum_cost(protection, data.names[k], used if protection.is_zcdp else None, len(clients), size, used)
             for k, used in zip(clients.tolist(), noise.used.tolist(), strict=True)
         ]
+        if before is None and not (fits := within_total(state, round_index, clients, costs)).all():
+            clients = clients[fits]
+            continue
         admission = Admission(clients, costs, noise.weights, noise.noise_variance)
         try:
-            answer = state.ledger.reserve(run, round_index, costs, training=state.key)
+            state.ledger.reserve(run, round_index, costs, training=state.key)
         except BudgetExceeded as cause:
             refused = {refusal.client for refusal in cause.refusals}
             clients = np.array([k for k in clients.tolist() if data.names[k] not in refused], dtype=np.int64)
             continue
         if before is not None and not protection.is_simulated:
-            return paid_again(state, round_index, admission, answer.attempts)
+            return paid_again(state, round_index, admission)
         for k, cost in zip(clients.tolist(), costs, strict=True):
             state.pay(k, cost)
         return admission
     return Admission(clients, [])
 
 
-def paid_again(state: TrainingState, round_index: int, admission: Admission, attempts: dict[str, int]) -> Admission:
-    """The sum of a round that was reserved `attempts` times before, and gets fresh noise: all pay once more.
+def paid_again(state: TrainingState, round_index: int, admission: Admission) -> Admission:
+    """The sum of a round that was reserved before, and gets fresh noise: all pay once more.
 
-    Where a cap forbids that, a client stays out. The others keep their weights and the noise, so what they pay is what
-    it was, and the mean is over fewer.
+    Where a cap or total_epsilon forbids that, a client stays out. The others keep their weights and the noise, so what
+    they pay is what it was, and the mean is over fewer.
     """
     names = [cost.client for cost in admission.costs]
-    for k, cost in zip(admission.clients.tolist(), admission.costs, strict=True):
-        for _ in range(attempts[cost.client]):  # for each time before, whether its sum ever opened or not
-            state.pay(k, cost)
-    kept = list(range(len(names)))
+    kept = np.flatnonzero(within_total(state, round_index, admission.clients, admission.costs)).tolist()
     while kept:
         costs = [admission.costs[number] for number in kept]
         try:

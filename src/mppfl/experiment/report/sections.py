@@ -262,7 +262,7 @@ def _absent(run: Run) -> list[dict[str, str]]:
     kinds = (
         (taken_part == 0, "never participated"),
         (np.where(taken_part > 0, rounds - taken_part, 0), "opted out of some rounds"),
-        (run.rounds_refused, "refused: a release would have passed the client's cap"),
+        (run.rounds_refused, "refused: a release would have passed the client's cap, or total_epsilon"),
     )
     lines = []
     for counts, words in kinds:
