@@ -21,7 +21,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
 import engine_gpu
 import equilibrium
@@ -30,7 +29,7 @@ from record import circumstances, write_record
 
 CLIENTS = (20, 40, 80, 160, 320)
 WIDTHS = {"cpu": (16, 32, 64, 128, 256, 512, 1024), "cuda": (64, 128, 256, 512, 1024, 2048, 4096)}
-EDGES = {"cpu": (10**5, 10**6, 10**7, 2 * 10**7), "cuda": (10**5, 10**6, 10**7, 10**8, 2 * 10**8)}
+EDGES = (10**5, 10**6, 10**7, 2 * 10**7)
 EDGES_EACH = 20  # of every client
 REPEATS = 5
 SMALL = Case("mlp", 10, 20, clients=100, precision="float32", examples=60, shape=(1, 28, 28))
@@ -79,16 +78,10 @@ def by_parameters(device: str) -> list[dict]:
 
 
 def by_edges(device: str) -> list[dict]:
+    """Equilibria, on the CPU; equilibrium_gpu.py measures those on a GPU."""
     rows = []
-    for edges in EDGES[device]:
+    for edges in EDGES:
         clients = edges // EDGES_EACH
-        if device == "cuda":
-            import equilibrium_gpu
-
-            found, _ = equilibrium_gpu.measure(clients, edges, torch.device(device), keep=False)
-            rows.append({"size": found["edges"], "seconds": found["seconds"], "peak_gib": found["peak_gib"]})
-            torch.cuda.empty_cache()
-            continue
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             equilibrium.make_network(clients, EDGES_EACH, folder)
@@ -116,11 +109,7 @@ def main() -> None:
     if unknown := set(chosen.axes) - set(AXES):
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
     content = circumstances("torch", "numpy", "scipy") | {"device": chosen.device, "axes": {}}
-    if chosen.device == "cuda":
-        import equilibrium_gpu
-
-        equilibrium_gpu.warm_up(torch.device("cuda"))
-    for axis in chosen.axes or AXES:
+    for axis in chosen.axes or [axis for axis in AXES if chosen.device == "cpu" or axis != "edges"]:
         rows = AXES[axis](chosen.device)
         sizes = [row["size"] for row in rows]
         fits = {what: fitted(sizes, [row[what] for row in rows]) for what in ("seconds", "peak_gib")}

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.nn.utils import parameters_to_vector
 
-from mppfl.training import make_model
-from tests.training.trainings import CLIENT, FREE, WAYS, batch_normed, pictures, small_cnn, trained
+from mppfl.training import audit_sensitivity, make_model
+from tests.training.trainings import CLIENT, FREE, WAYS, batch_normed, configured, pictures, small_cnn, trained
 
 pytestmark = [
     pytest.mark.gpu,
@@ -122,6 +122,29 @@ def test_convolution_kernels_are_the_plain_way(layer, dtype, within):
     )
     for ours, exact in zip(answers, (plain.detach(), back, to_taps), strict=True):
         assert (ours.double().cpu() - exact).norm() < within * exact.norm()
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_taps_of_float32_errors_and_bfloat16_pictures_are_summed_in_float32(layer):
+    from mppfl.training.engines import gradient_of_taps
+
+    channels, out, height, width, side, examples = layer
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn((2, examples, height, width, channels), generator=generator).bfloat16()
+    upstream = torch.randn((2, examples, height, width, out), generator=generator)
+    exact = gradient_of_taps(x.double(), upstream.double(), side, side)
+    ours = gradient_of_taps(x.cuda(), upstream.cuda(), side, side)
+    assert ours.dtype == torch.float32
+    assert (ours.double().cpu() - exact).norm() < 2.0**-14 * exact.norm()
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
+@pytest.mark.parametrize("way", ["gradient", "steps", "shuffled", "client"])
+def test_no_changed_record_moves_an_answer_farther_than_declared(way, precision):
+    asked = {**WAYS[way], "precision": precision, "batch_size": 100, "clip_norm": 0.5, **ON_GPU}
+    result = audit_sensitivity(small_cnn(), pictures((200, 9)), configured(**asked))
+    assert result.verdict == "pass"
+    assert 0.01 < result.measured / result.claimed <= 1
 
 
 def assert_kernels_are_the_plain_way(operation, given, upstream, dtype, within):

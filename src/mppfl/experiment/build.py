@@ -63,7 +63,9 @@ def prepare(experiment: Experiment) -> list[Case]:
     from mppfl.training import trained_parameters, with_budget_unit  # PyTorch, for which `risk` need not wait
 
     chosen, training = experiment.data, experiment.training
-    dataset = fixed_features(load_dataset(chosen.name, chosen.folder, source=chosen.source), chosen.features)
+    dataset = load_dataset(chosen.name, chosen.folder, source=chosen.source)
+    if chosen.features != "none":
+        dataset = fixed_features(dataset, chosen.features)
     cases: list[Case] = []
     several = len(aggregations_of(experiment)) > 1
     for seed in experiment.seeds:

@@ -174,7 +174,7 @@ def _answers(
 
     Each answer is noisy and public before the next is asked, so all are compared at the same weights.
     """
-    protection, answers = config.protection, []
+    protection, answers, rng = config.protection, [], np.random.default_rng(0)
     start = flat_start(model, config)
     num_entries = protection.num_entries(model.num_parameters) if protection.clips_examples else model.num_parameters
     steps: list[Sequence[IntArray]] = (
@@ -185,17 +185,19 @@ def _answers(
         for neighbour in neighbours:
             engine = Engine(model, neighbour.features, neighbour.labels, config, 1)
             kept = [batch[neighbour.present[batch]] for batch in step]
-            noise = _Recorder(protection, work, math.inf) if protection.clips_examples else None
-            slot = ClientSlot(start, kept, noise, epochs=work.local_epochs)
+            noise = _Recorder(protection, work, math.inf, rng=rng) if protection.clips_examples else None
+            slot = ClientSlot(start.to(engine.device), kept, noise, epochs=work.local_epochs)
             if not neighbour.present.any():
                 vectors.append(np.zeros(num_entries))
                 continue
             (rows,) = engine.updates([slot])
+            update = as_array(rows)[0].astype(np.float64)
             if noise is None:
-                update = as_array(rows)[0].astype(np.float64)
                 vectors.append(update if np.isfinite(update).all() else np.zeros_like(update))  # as in a training
-            else:
-                vectors.append(noise.answers[0] if noise.answers else np.zeros(num_entries))
+            elif noise.answers:
+                vectors.append(noise.answers[0])
+            else:  # the GPU adds its noise, here 0, where no recorder sees it: the step that it made tells the answer
+                vectors.append(update * -(noise.step_divisor / config.learning_rate))
         answers.append(np.stack(vectors))
     return answers
 

@@ -47,8 +47,9 @@ def convolve(x: Tensor, taps: Tensor, turned: bool = False) -> Tensor:
     return found
 
 
-def back_to_taps(x: Tensor, upstream: Tensor, high: int, wide: int) -> Tensor:
-    """Gradient of the taps [lanes, k, k, C, out], in the type of x."""
+def back_to_taps(x: Tensor, upstream: Tensor, high: int, wide: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Gradient of the taps [lanes, k, k, C, out], in the type of x or another `dtype`."""
+    dtype = dtype or x.dtype
     lanes, examples, height, width, channels = x.shape
     out = upstream.shape[4]
     pixels, rows = examples * height * width, high * wide * channels
@@ -60,7 +61,7 @@ def back_to_taps(x: Tensor, upstream: Tensor, high: int, wide: int) -> Tensor:
     tiles = blocks_j * blocks_n * lanes
     shares = max(1, min(triton.cdiv(4 * processors, tiles), pixels // (8 * block_m)))
     found = torch.empty(
-        (shares, lanes, high, wide, channels, out), device=x.device, dtype=x.dtype if shares == 1 else torch.float32
+        (shares, lanes, high, wide, channels, out), device=x.device, dtype=dtype if shares == 1 else torch.float32
     )
     grid = (blocks_j * shares, blocks_n, lanes)
     if few and channels % block_j == 0 and examples % block_m == 0:
@@ -74,7 +75,7 @@ def back_to_taps(x: Tensor, upstream: Tensor, high: int, wide: int) -> Tensor:
             x, upstream, found, lanes, shares, steps, pixels, height, width, channels, out, high, wide, block_m,
             block_n, block_j, num_warps=warps, num_stages=stages,
         )  # fmt: skip
-    return found[0] if shares == 1 else found.sum(0).to(x.dtype)
+    return found[0] if shares == 1 else found.sum(0).to(dtype)
 
 
 # ---- tiles: the fastest of many that were timed on the shapes of VGG-16, 20 lanes of 64 examples, on an H200 --------

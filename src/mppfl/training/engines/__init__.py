@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         ROUNDED,
         LayeredGradients,
         batch_norm_relu,
+        gradient_of_taps,
         group_norm_relu,
         is_layered,
         relu_pool,

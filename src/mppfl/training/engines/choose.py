@@ -282,9 +282,8 @@ class Engine:
 def choose_engine(model: FlatModel, config: TrainingConfig, device: torch.device, num_slots: int) -> EngineName:
     """The engine asked for, if it can do the work; for "auto" the fastest that can."""
     private = config.protection.clips_examples
-    reasons = _reasons_against(model, config, device, private)
     if config.engine != "auto":
-        if reason := reasons[config.engine]:
+        if reason := _reason_against(config.engine, model, config, device):
             raise BadInput(f"engine={config.engine!r} cannot run this training: {reason}. Use engine='auto'.")
         return config.engine
     several = num_slots > 1 and (config.processes or os.cpu_count() or 1) > 1
@@ -294,34 +293,34 @@ def choose_engine(model: FlatModel, config: TrainingConfig, device: torch.device
     if device.type == "cpu" and several:
         order.append("processes")
     for name in (*order, "loop", "batched"):
-        if reasons[name] is None:
+        if _reason_against(name, model, config, device) is None:
             return name
     raise BadInput(f"precision={config.precision!r} has no engine for this model. Use precision='float32'.")
 
 
-def _reasons_against(
-    model: FlatModel, config: TrainingConfig, device: torch.device, private: bool
-) -> dict[str, str | None]:
-    """Why each engine cannot run this training; None where it can."""
+def _reason_against(name: str, model: FlatModel, config: TrainingConfig, device: torch.device) -> str | None:
+    """Why this engine cannot run this training; None where it can."""
+    if name != "batched" and config.precision == "bf16":
+        return "it computes in float32"
+    if name == "processes" and device.type != "cpu":
+        return "it computes on the CPU alone"
+    if name == "processes" and not can_travel(model.module):
+        return "the model's class cannot be loaded by another process"
+    return None if name in ("loop", "processes") else _reason_against_step(name, model, config)
+
+
+def _reason_against_step(name: str, model: FlatModel, config: TrainingConfig) -> str | None:
+    """The same for engines that compute clients in step."""
     module, mixes = model.module, normalises_over_examples(model.module)
-    reasons: dict[str, str | None] = dict.fromkeys(("loop", "processes", "dense", "batched", "vmap"))
-    if device.type != "cpu":
-        reasons["processes"] = "it computes on the CPU alone"
-    elif not can_travel(module):
-        reasons["processes"] = "the model's class cannot be loaded by another process"
-    if not is_dense(module):
-        reasons["dense"] = "the model is not Linear layers with ReLU between them"
-    if not is_layered(module):
-        reasons["batched"] = "the model is not a row of layers that it knows"
-    elif private and mixes:
-        reasons["batched"] = "the model normalises over the batch"
-    if mixes:
-        reasons["vmap"] = "the model normalises over a batch, which padding would change"
     if model.draws_at_random:
-        reasons |= dict.fromkeys(("dense", "batched", "vmap"), "the model has layers that draw at random")
-    if config.precision == "bf16":
-        reasons |= {name: "it computes in float32" for name in reasons if name != "batched" and reasons[name] is None}
-    return reasons
+        return "the model has layers that draw at random"
+    if name == "dense":
+        return None if is_dense(module) else "the model is not Linear layers with ReLU between them"
+    if name == "vmap":
+        return "the model normalises over a batch, which padding would change" if mixes else None
+    if not is_layered(module):
+        return "the model is not a row of layers that it knows"
+    return "the model normalises over the batch" if mixes and config.protection.clips_examples else None
 
 
 def _rounded_up(count: int, most: int) -> int:

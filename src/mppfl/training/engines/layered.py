@@ -150,7 +150,8 @@ class LayeredGradients:
                 examples = slice(start, start + ADDED_AT_ONCE)
                 before = [tensor.detach()[:, examples] for tensor in entered]
                 back = [tensor[:, examples] for tensor in errors]
-                for name, part in self._clipped_sums(self.model.module, before, back, clip_norm).items():
+                parts_of_sums = self._clipped_sums(self.model.module, before, back, clip_norm, weight[:, examples])
+                for name, part in parts_of_sums.items():
                     sums[name] = sums[name].add_(part) if name in sums else part.double()
             return sums
 
@@ -246,25 +247,28 @@ def _without_weights(layer: nn.Module, x: Tensor, follows_relu: bool) -> Tensor:
     return small.reshape(*x.shape[:2], *small.shape[1:])
 
 
-def clipped_sums(module: nn.Module, entered: list[Tensor], errors: list[Tensor], clip_norm: float) -> Parts:
+def clipped_sums(
+    module: nn.Module, entered: list[Tensor], errors: list[Tensor], clip_norm: float, weight: Tensor
+) -> Parts:
     """Sums over the examples of each slot of their gradients, none longer than `clip_norm`: in float32 at least.
 
     An example whose gradient is no number counts as 0, as `clip_factors` says; 0 times infinity would be none either.
 
     entered  what entered each layer that has weights [slots, examples, ...], in whatever precision
     errors   the gradient of the loss there, at the layer's output
+    weight   0 where an example is padding, which is not counted [slots, examples]
     """
     guard = ROUNDING_GUARD[errors[0].dtype]
     factors = clip_factors(squared_norms(module, entered, errors).double().sqrt() / guard, clip_norm)
-    sums = {NUM_LONG: (factors < 1).sum(1, keepdim=True)}  # padding has gradients of 0, which are short
+    sums = {NUM_LONG: ((factors < 1) & (weight > 0)).sum(1, keepdim=True)}
     for (name, layer), entering, error in zip(_layers_with_weights(module), entered, errors, strict=True):
         factor = factors.to(_exact(error).dtype).view(*factors.shape, *[1] * (error.ndim - 2))
         left = torch.where(factor > 0, _exact(error) * factor, 0.0)
-        right = torch.where(factor > 0, _exact(entering), 0.0)
+        right = torch.where(factor > 0, entering, 0.0)
         if isinstance(layer, nn.Conv2d):
             sums[f"{name}.weight"] = gradient_of_taps(right, left, *layer.kernel_size)
         elif isinstance(layer, nn.Linear):
-            sums[f"{name}.weight"] = torch.bmm(right.transpose(1, 2), left)
+            sums[f"{name}.weight"] = torch.bmm(_exact(right).transpose(1, 2), left)
         else:
             sums[f"{name}.weight"] = (left * right).sum((1, 2, 3))
         if layer.bias is not None:
@@ -369,9 +373,19 @@ def _(upstream: Tensor, taps: Tensor) -> Tensor:
 
 @torch.library.custom_op("mppfl::convolve_back_to_taps", mutates_args=())
 def _back_to_taps(x: Tensor, upstream: Tensor, high: int, wide: int) -> Tensor:
-    """Gradient of the taps [slots, k, k, C, out]."""
+    """Gradient of the taps [slots, k, k, C, out], in the type of the errors that came back.
+
+    Errors in float32 beside pictures in bfloat16 are multiplied in two parts of bfloat16 on a GPU, which together hold
+    16 of their digits; sums are in float32.
+    """
     if back_to_taps := _product_kernel("back_to_taps", x):
-        return cast(Tensor, back_to_taps(x, upstream, high, wide))
+        if x.dtype == upstream.dtype:
+            return cast(Tensor, back_to_taps(x, upstream, high, wide))
+        upper = upstream.to(x.dtype)
+        lower = (upstream - upper).to(x.dtype)
+        upper_sum, lower_sum = (back_to_taps(x, part, high, wide, upstream.dtype) for part in (upper, lower))
+        return cast(Tensor, upper_sum + lower_sum)
+    x = x.to(upstream.dtype)
     slots, channels, out = x.shape[0], x.shape[4], upstream.shape[4]
     flat = torch.bmm(patches(x, high, wide).transpose(1, 2), upstream.reshape(slots, -1, out))
     return flat.view(slots, high, wide, channels, out)
@@ -379,7 +393,7 @@ def _back_to_taps(x: Tensor, upstream: Tensor, high: int, wide: int) -> Tensor:
 
 @_back_to_taps.register_fake
 def _(x: Tensor, upstream: Tensor, high: int, wide: int) -> Tensor:
-    return x.new_empty((x.shape[0], high, wide, x.shape[4], upstream.shape[4]))
+    return upstream.new_empty((x.shape[0], high, wide, x.shape[4], upstream.shape[4]))
 
 
 def _save_convolution(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:

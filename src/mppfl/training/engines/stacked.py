@@ -217,7 +217,8 @@ def _made_private(model: FlatModel, sums: Parts, slots: Sequence[ClientSlot], mo
 
     Simulated noise is drawn on the GPU where the sums lie there: a simulation need not carry them to the CPU and back.
     """
-    seeded = all(slot.noise is not None and slot.noise.protection.is_simulated for slot in slots)
+    noises = [slot.noise for slot in slots if slot.noise is not None]
+    seeded = all(noise.protection.is_simulated and not noise.adds_nothing for noise in noises)
     flat = torch.cat([part.flatten(1).to(torch.promote_types(part.dtype, moves.dtype)) for part in sums.values()], 1)
     answers = flat.to(moves.dtype)
     on_device = flat.is_cuda and seeded
