@@ -1,4 +1,4 @@
-"""What an attacker can tell: figures of the plan, two routes to one curve, and a real attack that does no better."""
+"""What an attacker can tell: two routes to one curve, and a real attack that does no better."""
 
 from __future__ import annotations
 
@@ -14,13 +14,6 @@ from mppfl.privacy.ledger import PrivacyLedger
 from tests.privacy.test_ledger import cost, poisson
 
 approx = pytest.approx
-
-
-@pytest.mark.parametrize(
-    ("rho", "advantage", "rate"), [(0.1, 0.18, 0.03), (0.3, 0.30, 0.06), (1, 0.52, 0.18), (3, 0.78, 0.55)]
-)
-def test_a_budget_is_an_advantage_and_a_rate(rho, advantage, rate):
-    assert attack_risk(rho) == (approx(advantage, abs=5e-3), approx(rate, abs=5e-3))
 
 
 def test_an_array_or_an_account_is_answered_as_its_entries_are():

@@ -9,10 +9,8 @@ import random
 import signal
 import subprocess
 import sys
-import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from fractions import Fraction
-from types import SimpleNamespace
 
 import dp_accounting
 import numpy as np
@@ -22,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mppfl.errors import BadFile, BadInput, BudgetExceeded, MppflError, UnknownClient
-from mppfl.privacy import ReleaseCost, attack_risk, epsilon, history_epsilon
+from mppfl.privacy import ReleaseCost, epsilon, history_epsilon
 from mppfl.privacy.ledger import PrivacyLedger, epsilons
 from tests.homes import home
 
@@ -48,7 +46,7 @@ requests = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(requests, st.floats(0, 2.0))
 def test_no_sequence_of_requests_passes_a_cap(asked, cap):
     with PrivacyLedger.in_memory() as ledger:
@@ -66,15 +64,6 @@ def test_no_sequence_of_requests_passes_a_cap(asked, cap):
         ledger.verify()
 
 
-def test_three_tenths_fill_a_cap_of_three_tenths(ledger):
-    ledger.set_cap("ann", 0.3, "record")
-    for round_index in (1, 2, 3):
-        ledger.reserve("run", round_index, [cost()])
-    assert ledger.remaining("ann") == 0
-    with pytest.raises(BudgetExceeded, match=r"client 'ann' has spent 0\.3 and asks for 1e-06 of a cap of 0\.3"):
-        ledger.reserve("run", 4, [cost(budget=1e-6)])
-
-
 def test_reserving_twice_costs_once_and_other_terms_are_refused(ledger):
     assert ledger.reserve("run", 1, [cost()]).outcomes == {"ann": "reserved"}
     assert ledger.reserve("run", 1, [cost()]).outcomes == {"ann": "already reserved"}
@@ -84,16 +73,6 @@ def test_reserving_twice_costs_once_and_other_terms_are_refused(ledger):
     assert (len(ledger), ledger.spent("ann")) == (1, 0.1)
     ledger.reserve("another run", 1, [cost()])
     assert ledger.spent("ann") == approx(0.2)
-
-
-def test_any_object_with_the_attributes_of_a_cost_will_do(ledger):
-    paid = SimpleNamespace(**asdict(cost("7", 0.5, round_index=3, run="run")))
-    ledger.reserve("run", 3, [paid])
-    assert ledger.spent("7") == 0.5
-    with pytest.raises(BadInput, match="belongs to round_index=3, not to 4"):
-        ledger.reserve("run", 4, [paid])
-    with pytest.raises(BadInput, match="int is no release"):
-        ledger.reserve("run", 4, [5])
 
 
 # ---- what does not add ------------------------------------------------------------------------------------------
@@ -246,20 +225,6 @@ def test_too_many_different_histories_are_refused_before_they_take_hours(ledger,
 # ---- epsilon ----------------------------------------------------------------------------------------------------
 
 
-def test_rounds_add_up_to_the_golden_numbers(ledger):
-    for round_index, budget in enumerate([0.01, 0.02, 0.05, 0.1, 0.32], 1):
-        ledger.reserve("run", round_index, [cost("ann", budget), cost("bob", budget / 10)])
-    golden = {"exact": 4.3772, "rdp": 4.7284, "zcdp": 5.2985, "pld": 4.3772}
-    for method, answer in golden.items():
-        assert ledger.get_epsilon("ann", 1e-5, method) == approx(answer, abs=5e-5)
-    assert ledger.get_epsilon(None, 1e-5) == approx(epsilon(np.array([0.5, 0.05]), 1e-5))
-    assert ledger.get_epsilon(["bob"], 1e-5) == approx([epsilon(0.05, 1e-5)])
-    accountant = pld.PLDAccountant()  # of somebody else
-    for event in ledger.to_dp_events("ann"):
-        accountant.compose(event)
-    assert accountant.get_epsilon(1e-5) == approx(ledger.get_epsilon("ann", 1e-5), rel=1e-3)
-
-
 def random_history(rng, ledger, name):
     """Some rounds of unequal budgets and noises, now and then per client or sampled; all under zero_out."""
     for round_index in range(1, int(rng.integers(2, 7))):
@@ -302,17 +267,6 @@ def test_random_histories_agree_with_another_accountant(ledger, histories, monke
     ledger.verify()
 
 
-def test_what_an_attacker_can_tell_is_read_off_the_whole_history(ledger):
-    ledger.reserve("run", 1, [cost("ann", 0.25, unit="client", adjacency="zero_out"), cost("bob", 1.0)])
-    ledger.reserve("run", 1, [poisson("cat"), cost("dan", 0.02, adjacency="zero_out")])
-    ledger.reserve("run", 2, [poisson("dan")])
-    risk = ledger.get_attack_risk(unit="record")
-    assert risk.true_positive_rate[:2] == approx([0.18, 0.18], abs=5e-3)
-    assert 0.01 < risk.true_positive_rate[2] < risk.true_positive_rate[3] < 1
-    assert ledger.get_attack_risk("dan", unit="record") == (risk.advantage[3], risk.true_positive_rate[3])
-    assert ledger.get_attack_risk("ann", unit="client") == attack_risk(0.25)
-
-
 def test_delta_of_the_noise_itself_is_taken_from_the_delta_asked_for(ledger):
     for round_index in (1, 2):
         ledger.reserve("run", round_index, [cost(extra_delta=3e-9)])
@@ -321,13 +275,8 @@ def test_delta_of_the_noise_itself_is_taken_from_the_delta_asked_for(ledger):
     assert answer > epsilon(0.2, 1e-5) * 1.0001
     with pytest.raises(BadInput, match="used up by client 'ann'"):
         ledger.get_epsilon("ann", 6e-9)
-
-
-def test_seeded_noise_is_called_a_simulation(ledger):
-    ledger.reserve("run", 1, [cost()])
-    assert (ledger.is_simulation, ledger.notes()) == (False, ())
-    ledger.reserve("run", 2, [cost(noise_kind="simulated")])
-    assert (ledger.is_simulation, ledger.notes()) == (True, ("simulation: seeded noise protects no one",))
+    ledger.reserve("run", 1, [cost("bob", 30.0, extra_delta=1e-12)])
+    assert ledger.get_epsilon("bob", 1e-5) == math.inf  # e^ε · 1e-12 is more than δ
 
 
 def test_a_release_without_noise_costs_everything(ledger):
@@ -336,6 +285,8 @@ def test_a_release_without_noise_costs_everything(ledger):
     ledger.set_cap("bob", 1e6, "record")
     with pytest.raises(BudgetExceeded):
         ledger.reserve("run", 1, [cost("bob", math.inf)])
+    ledger.reserve("run", 2, [cost("cat", noise_kind="simulated")])
+    assert (ledger.is_simulation, ledger.notes()) == (True, ("simulation: seeded noise protects no one",))
     ledger.verify()
 
 
@@ -350,6 +301,8 @@ def test_strange_terms_are_refused_in_one_line_and_leave_nothing(ledger, strange
         lambda: ledger.reserve("run", 1, [cost(budget=strange if strange is not True else None)]),
         lambda: ledger.reserve("run", 1, [cost(extra_delta=-1 if strange in (0, 1e-300, None, True) else strange)]),
         lambda: ledger.reserve("run", 1, [cost(unit=strange)]),
+        lambda: ledger.reserve("run", 1, [strange]),
+        lambda: ledger.reserve("run", 4, [cost(round_index=3, run="run")]),
         lambda: ledger.reserve("run", 1, [cost(adjacency=strange)]),
         lambda: ledger.reserve("run", 1, [cost(noise_kind=strange)]),
         lambda: ledger.reserve("run", strange, [cost()]),
@@ -419,18 +372,18 @@ def write_rounds(path, name, rounds):
             ledger.reserve(name, round_index, [cost("shared", 2.0**-10), cost(name, 2.0**-10)])
 
 
-def test_eight_processes_writing_at_once_lose_nothing(path):
+def test_four_processes_writing_at_once_lose_nothing(path):
     context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=write_rounds, args=(path, f"writer {number}", 25)) for number in range(8)]
+    writers = [context.Process(target=write_rounds, args=(path, f"writer {number}", 25)) for number in range(4)]
     for writer in writers:
         writer.start()
     for writer in writers:
         writer.join()
-    assert [writer.exitcode for writer in writers] == [0] * 8
+    assert [writer.exitcode for writer in writers] == [0] * 4
     with PrivacyLedger.open(path) as ledger:
-        assert ledger.verify() == 8 * 25 * 2
-        assert ledger.spent("shared") == 8 * 25 * 2.0**-10
-        assert set(ledger.spent([f"writer {number}" for number in range(8)])) == {25 * 2.0**-10}
+        assert ledger.verify() == 4 * 25 * 2
+        assert ledger.spent("shared") == 4 * 25 * 2.0**-10
+        assert set(ledger.spent([f"writer {number}" for number in range(4)])) == {25 * 2.0**-10}
 
 
 WRITER = """
@@ -448,20 +401,22 @@ sys.stdout.write("ready\\n"); sys.stdout.flush()
 for round_index in range(start, start + 10_000):
     entries = [ReleaseCost(c, "local record gradient", "record", "replace_one", 2.0**-8) for c in clients]
     answer = ledger.reserve_each("run", round_index, entries)
-    waiting = [c for c, outcome in answer.outcomes.items() if outcome == "already reserved"]
-    for client in clients:
+    for entry in entries:
+        client, upload = entry.client, None
         if answer.outcomes[client] == "refused":
             continue
-        upload = ledger.stored_upload("run", round_index, client) if client in waiting else None
-        if upload is None:
-            if client in waiting:
+        if answer.outcomes[client] == "already reserved":
+            upload = ledger.stored_upload("run", round_index, client)
+            if upload is None:
                 try:
-                    ledger.reserve_again("run", round_index, [e for e in entries if e.client == client])
+                    ledger.reserve_again("run", round_index, [entry])
                 except BudgetExceeded:
                     continue
+        if upload is None:
             upload = os.urandom(16)
             ledger.store_upload("run", round_index, client, upload)
         os.write(released, f"{round_index} {client} {upload.hex()}\\n".encode())
+        sys.stdout.write("released\\n"); sys.stdout.flush()
         ledger.mark_sent("run", round_index, client)
     if set(answer.outcomes.values()) == {"refused"}:
         break
@@ -469,14 +424,15 @@ for round_index in range(start, start + 10_000):
 
 
 def kill_writers(path, side, times, rng):
-    """Kills a writer at a random moment, again and again; after each death the account must cover what left."""
+    """Kills a writer after some releases, again and again; after each death the account must cover what left."""
     for _ in range(times):
         lines = side.read_text().splitlines() if side.exists() else []
         start = max((int(line.split()[0]) for line in lines), default=1)
         line = [sys.executable, "-c", WRITER, str(path), str(side), str(start)]
         with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as writer:
             assert writer.stdout.readline() == b"ready\n", writer.stderr.read()
-            time.sleep(rng.uniform(0, 0.03))
+            for _ in range(rng.randrange(30)):
+                writer.stdout.readline()
             writer.send_signal(signal.SIGKILL)
         assert writer.returncode in (-signal.SIGKILL, 0)
         released = {tuple(line.split()) for line in side.read_text().splitlines()} if side.exists() else set()
@@ -489,12 +445,12 @@ def kill_writers(path, side, times, rng):
     return released
 
 
-@pytest.mark.parametrize(("ledgers", "deaths"), [(1, 25), pytest.param(30, 10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("ledgers", "deaths"), [(1, 15), pytest.param(30, 10, marks=pytest.mark.slow)])
 def test_after_sudden_death_the_account_covers_every_release(tmp_path, ledgers, deaths):
     rng = random.Random(deaths * ledgers)
     for part in range(ledgers):  # a new ledger each time, so that deaths also meet its making and its caps
         released = kill_writers(tmp_path / f"{part}.db", tmp_path / f"{part}.txt", deaths, rng)
-        assert released or ledgers > 1
+        assert released
 
 
 # ---- export -----------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ steps = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(steps)
 def test_whatever_is_done_in_whatever_order_the_ledger_verifies(done):
     with PrivacyLedger.in_memory() as ledger:

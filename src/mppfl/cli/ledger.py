@@ -21,14 +21,6 @@ Source = Annotated[Path, typer.Argument(help="The ledger, as written by a run.")
 UnitOption = Annotated[str | None, inputs.option("Unit of privacy, record or client; needed where there are both.")]
 ClientOption = Annotated[list[str] | None, inputs.option("Only this client; may be repeated.")]
 SHOWN = 20  # lines of a table before it is cut short
-HEADINGS = {  # and number format of a table's columns
-    "spent": ("spent ρ", ".4g"),
-    "dp_epsilon": ("dp_epsilon", ".4f"),
-    "remaining": ("remaining", ".4g"),
-    "R_model": ("R_model", ".4g"),
-    "R_bound": ("R_bound", ".4g"),
-    "R_leak": ("R_leak", ".4g"),
-}
 
 
 def _open(source: Path) -> PrivacyLedger:
@@ -69,21 +61,13 @@ def show_command(
     if graph is None and given:
         raise BadInput(f"--{next(iter(given)).replace('_', '-')} is about a network. Give it with --graph.")
     with _open(source) as ledger:
-        names = list(dict.fromkeys(client or ledger.clients))
+        names, units = list(dict.fromkeys(client or ledger.clients)), _units(ledger, unit)
         columns = {
-            unit: {
-                "spent": ledger.spent(names, unit),
-                "remaining": ledger.remaining(names, unit),
-            }
-            for unit in _units(ledger, unit)
+            unit: {"spent": ledger.spent(names, unit), "remaining": ledger.remaining(names, unit)} for unit in units
         }
-        external = {} if graph is None else _external(ledger, names, tuple(columns), graph, given)
+        external = {} if graph is None else _external(ledger, names, units, graph, given)
         for released, exposure in external.items():
-            columns[released] |= {
-                "R_model": exposure.r_model,
-                "R_bound": exposure.r_bound,
-                "R_leak": exposure.r_leak,
-            }
+            columns[released] |= {"R_model": exposure.r_model, "R_bound": exposure.r_bound, "R_leak": exposure.r_leak}
         num_events, notes, head = len(ledger), ledger.notes(), ledger.head
     rows = _rows(names, columns)
     if json:
@@ -151,11 +135,13 @@ def _rows(names: list[str], columns: dict[Any, dict[str, Any]]) -> list[dict[str
 
 
 def _print_rows(rows: list[dict[str, Any]]) -> None:
-    """A table of at most SHOWN rows, of those columns that have a heading; a dash for an unknown value."""
-    columns = {key: HEADINGS[key] for key in rows[0] if key in HEADINGS} if rows else HEADINGS
-    typer.echo(f"{'client':<24}{'unit':<8}" + "".join(f"{heading:>12}" for heading, _ in columns.values()))
+    """A table of at most SHOWN rows; a dash for an unknown value."""
+    columns = list(rows[0])[2:] if rows else []
+    headings = ["spent ρ" if column == "spent" else column for column in columns]
+    typer.echo(f"{'client':<24}{'unit':<8}" + "".join(f"{heading:>12}" for heading in headings))
     for row in rows[:SHOWN]:
-        figures = ["-" if math.isnan(row[key]) else f"{row[key]:{form}}" for key, (_, form) in columns.items()]
+        forms = {column: ".4f" if column == "dp_epsilon" else ".4g" for column in columns}
+        figures = ["-" if math.isnan(row[column]) else format(row[column], form) for column, form in forms.items()]
         typer.echo(f"{row['client']:<24}{row['unit']:<8}" + "".join(f"{figure:>12}" for figure in figures))
     if len(rows) > SHOWN:
         typer.echo(f"... and {len(rows) - SHOWN:,} more; --json gives all")
@@ -220,9 +206,9 @@ def label_command(
     The fields follow the label for differential privacy of arXiv 2507.15997.
     """
     with _open(source) as ledger, inputs.working("accounting"):
-        units = [unit for unit in ledger.units if unit == "record" or _released_per_client(ledger, client)]
-        labels = {unit: _label(ledger, client, unit, delta) for unit in units}
         events = [event for event in ledger.events() if event["client"] == client]
+        released = {"record", *(event["unit"] for event in events)}
+        labels = {unit: _label(ledger, client, unit, delta) for unit in ledger.units if unit in released}
         notes = ledger.notes()
     label = {
         "client": client,
@@ -243,10 +229,6 @@ def label_command(
         typer.echo(f"\nof one {unit}" if unit == "record" else "\nof all its data")
         inputs.print_lines({name: _listed(value) for name, value in row.items()}, 24)
     inputs.warn(notes)
-
-
-def _released_per_client(ledger: PrivacyLedger, client: str) -> bool:
-    return any(event["client"] == client and event["unit"] == "client" for event in ledger.events())
 
 
 def _label(ledger: PrivacyLedger, client: str, unit: Any, delta: float) -> dict[str, Any]:

@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mppfl.cli.inputs import (
-    JsonOption,
-    QuietOption,
-    SetOption,
-    print_json,
-    print_table,
-    training_progress,
-)
+from mppfl.cli.inputs import JsonOption, QuietOption, SetOption, print_json, print_table, training_progress
 
 if TYPE_CHECKING:
     from mppfl.experiment import Run
