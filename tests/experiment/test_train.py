@@ -231,5 +231,5 @@ def test_a_clip_norm_that_follows_a_quantile_is_in_the_rounds_the_report_and_a_r
         in report_page([run])
     )
     with pytest.raises(Killed):
-        run_experiment(followed, tmp_path / "run", on_round=stop_after(3))
-    require_same(run_experiment(followed, tmp_path / "run", resume=True), [run])
+        run_experiment(followed, folder=tmp_path / "run", on_round=stop_after(3))
+    require_same(run_experiment(followed, folder=tmp_path / "run", resume=True), [run])
