@@ -20,8 +20,9 @@ from mppfl.experiment import (
     run_from_records,
     solve_all,
 )
-from mppfl.experiment.report import write_report
+from mppfl.experiment.report import report_page, write_report
 from mppfl.privacy.ledger import PrivacyLedger, epsilons
+from mppfl.text import number
 from mppfl.training import make_model, train_rounds
 from tests.experiment.small import SMALL, Killed, require_same, small, stop_after
 from tests.homes import home
@@ -235,3 +236,20 @@ def test_cohorts_of_an_experiment_join_in_turns_and_go_on_where_they_stopped(tmp
         run_experiment(chosen, folder=tmp_path / "stopped", on_round=stop_after(3))
     (again,) = run_experiment(chosen, folder=tmp_path / "stopped", resume=True)
     require_same([run], [again])
+
+
+def test_a_clip_norm_that_follows_a_quantile_is_in_the_rounds_the_report_and_a_resumed_training(tmp_path):
+    protection = {"clip_quantile": 0.5, "clip_norm": 0.01, "trust": "secure_sum", "budget_unit": 100.0}
+    followed = small(protection=protection, mechanisms=["mppfl"])
+    (run,) = run_experiment(followed)
+    norms = run.history.rounds["clip_norm"]
+    assert norms[0] == 0.01
+    assert len(set(norms)) == 4
+    assert run.to_pandas()["clip_norm"].tolist() == norms.tolist()
+    assert (
+        f"The clip norm went from {number(0.01)} in the first round to {number(norms[-1])} in the last"
+        in report_page([run])
+    )
+    with pytest.raises(Killed):
+        run_experiment(followed, folder=tmp_path / "run", on_round=stop_after(3))
+    require_same(run_experiment(followed, folder=tmp_path / "run", resume=True), [run])
