@@ -118,12 +118,26 @@ def learning_table() -> str:
     return "\n".join(lines)
 
 
+PRIVATE_ROWS = {  # of the record: what it is called here
+    "record, secure_sum": "each record, in the sum of 20 clients",
+    "record, local": "each record, with noise of each of 20 clients' own",
+    "client, secure_sum, zero_out": "all data of a client, in the sum of 1,000, against sending nothing",
+    "client, secure_sum, sampled": "the same, a secret tenth of them in every round",
+    "client, secure_sum": "all data of a client, in the sum of 1,000, against any other data",
+    "client, local": "the same, with noise of each client's own",
+}
+
+
 def private_table() -> str:
     rows = newest_record("private-accuracy")["results"]
-    asked = " | ".join(f"{row['dp_epsilon']:g}" for row in rows)
-    reached = " | ".join(f"{100 * row['mean_accuracy']:.1f} %" for row in rows)
-    title = f"| Fashion-MNIST, ε at δ = 1e-5, per record | {asked} |"
-    return "\n".join([title, "|---|" + "--:|" * len(rows), f"| test accuracy | {reached} |"])
+    accuracy = {(row["title"], row["dp_epsilon"]): row["mean_accuracy"] for row in rows}
+    asked = sorted({dp_epsilon for _, dp_epsilon in accuracy})
+    lines = [f"| what is hidden; ε at δ = 1e-5 | {' | '.join(f'{dp_epsilon:g}' for dp_epsilon in asked)} |"]
+    lines.append("|---|" + "--:|" * len(asked))
+    for title, words in PRIVATE_ROWS.items():
+        values = [accuracy.get((title, dp_epsilon)) for dp_epsilon in asked]
+        lines.append(f"| {words} | {' | '.join('' if value is None else f'{100 * value:.1f} %' for value in values)} |")
+    return "\n".join(lines)
 
 
 def engine_table() -> str:

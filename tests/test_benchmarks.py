@@ -1,5 +1,9 @@
-"""The race against other simulators: its bookkeeping, and the form of its record. Nothing is timed here."""
+"""The race against other simulators and the accuracy under ε: their bookkeeping and the form of their records.
 
+Nothing is timed here.
+"""
+
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 from torch_models import layers_of
 
 import peers
+import private_accuracy
 from mppfl.training import make_model
 
 
@@ -62,3 +67,24 @@ def test_a_peer_that_ends_at_another_loss_is_told_and_agreement_without_progress
     assert " NO " in peers.table(result)
     assert not peers.is_well(result)
     assert not peers.agrees([a_run(1, 1, loss=2.3)], reference=2.3, before=2.3)
+
+
+def test_a_cell_of_private_accuracy_keeps_its_epsilon_takes_the_best_held_out_choice_and_is_made_once(
+    tmp_path, monkeypatch, capsys
+):
+    path = tmp_path / "record.json"
+    order = ["--quick", "--only", "secure_sum, ε = 1", "--record", str(path)]
+    private_accuracy.main(order)
+    rows = json.loads(path.read_text())["results"]
+    assert [(row["cell"], row["adjacency"]) for row in rows] == [
+        ("record, secure_sum, ε = 1", "replace_one"),
+        ("client, secure_sum, ε = 1", "replace_one"),
+    ]
+    for row in rows:
+        best = max(row["held_out"], key=lambda trial: trial["accuracy"])
+        assert best.items() - {"accuracy": best["accuracy"]}.items() <= row["chosen"].items()
+        assert row["dp_epsilon_of_ledger"] == approx(1, rel=1e-6)
+        assert row["dp_epsilon_of_ledger"] <= 1
+    monkeypatch.setattr(private_accuracy, "measured", None)
+    private_accuracy.main(order)  # all of it stands in the record
+    assert capsys.readouterr().out.count("client, secure_sum, ε = 1") == 2

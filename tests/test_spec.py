@@ -293,6 +293,7 @@ def protections(draw) -> Protection:
     values = {"unit": unit, "release": release, "trust": trust, "batches": batches}
     values["client_rate"] = 1.0 if trust == "local" else draw(st.sampled_from([1.0, 0.25]))
     sampled = batches == "poisson" or values["client_rate"] < 1
+    values["cohorts"] = 1 if sampled or trust == "local" else draw(st.integers(1, 9))
     values["adjacency"] = "zero_out" if sampled else draw(st.sampled_from(get_args(Adjacency)))
     kinds = [kind for kind in NOISE_KINDS if (trust, kind) != ("secure_sum", "gaussian")]
     values |= {"noise": draw(st.sampled_from(kinds)), "clip_norm": draw(SOME), "dp_delta": draw(SHARES)}
@@ -340,6 +341,9 @@ def test_an_experiment_and_its_training_have_one_protection():
         ({"release": "steps", "trust": "server"}, "trust='server' opens one sum a round"),
         ({"release": "steps", "batches": "poisson", "adjacency": "replace_one"}, "under adjacency='zero_out'"),
         ({"client_rate": 0.5}, "must be above 0, and 1 under trust='local'"),
+        ({"cohorts": 2}, "cohorts=2 join sums in public turns. Use trust='secure_sum' or 'server'"),
+        ({"cohorts": 2, "trust": "server", "client_rate": 0.5}, "with client_rate=1, or cohorts=1."),
+        ({"cohorts": 0, "trust": "server"}, "must be"),
         ({"dropouts": 1}, "dropouts and colluding are for trust='secure_sum'."),
         ({"trust": "secure_sum", "noise": "gaussian"}, "Use noise='discrete'."),
         ({"total_epsilon": 2, "budget_unit": 0.5}, "Keep one of them."),

@@ -76,6 +76,31 @@ def test_a_head_noted_earlier_must_be_on_the_way_to_the_present_one(mppfl, ledge
     assert "noted" in mppfl("ledger", "verify", ledger, "--head", "ab").error
 
 
+def test_runs_of_a_shared_ledger_are_told_apart(mppfl, ledger):
+    with PrivacyLedger.open(ledger) as opened:
+        first = opened.runs[0]
+        opened.set_cap("bob", 9.0, "record", dp_delta=1e-6)
+        opened.reserve("autumn/mppfl", 1, [cost("bob", 0.2)])
+    rows = {run: mppfl("ledger", "show", ledger, *run, "--json").json for run in ((), ("--run", "autumn/mppfl"))}
+    assert [[row["spent"] for row in told["clients"]] for told in rows.values()] == [[0.5, approx(0.3)], [0.0, 0.2]]
+    assert rows[()]["runs"] == [first, "autumn/mppfl"]
+    assert f"spent in 2 runs: {first}, autumn/mppfl" in mppfl("ledger", "show", ledger).stdout
+    options = ("ledger", "epsilon", ledger, "--delta", "1e-5", "--client", "bob")
+    alone = mppfl(*options, "--run", "autumn/mppfl", "--json").json
+    assert alone["clients"][0]["dp_epsilon"] == approx(epsilon(0.2, 1e-5))
+    assert "autumn/mppfl is one of 2 runs: what people gave in all is more" in alone["notes"][-1]
+    both = mppfl(*options, "--json").json
+    assert both["clients"][0]["dp_epsilon"] == approx(epsilon(0.3, 1e-5))
+    record = mppfl("ledger", "label", ledger, "bob", "--json").json["units"]["record"]
+    assert both["meaning"]["record"] == record["meaning"]
+    assert record["dp_epsilon by run"] == approx({first: epsilon(0.1, 1e-5), "autumn/mppfl": epsilon(0.2, 1e-5)})
+    words = mppfl("ledger", "label", ledger, "bob").stdout
+    assert "cap of ε at δ = 1e-06   9" in words
+    assert f"dp_epsilon by run       {first} 1.76, autumn/mppfl 2.594" in words
+    assert mppfl("ledger", "verify", ledger).stdout.startswith("sound: 4 releases of 2 runs; head ")
+    assert "--run spring has no releases in this ledger" in mppfl("ledger", "show", ledger, "--run", "spring").error
+
+
 def test_show_with_a_network_adds_three_columns(mppfl, twelve, write):
     sample = write("sample.csv", "name,value", *(f"c{n},{int(n < 6)}" for n in range(12)))
     network = ("ledger", "show", twelve[0], "--graph", twelve[1], "--undirected")

@@ -233,3 +233,23 @@ def test_a_clip_norm_that_follows_a_quantile_is_in_the_rounds_the_report_and_a_r
     with pytest.raises(Killed):
         run_experiment(followed, folder=tmp_path / "run", on_round=stop_after(3))
     require_same(run_experiment(followed, folder=tmp_path / "run", resume=True), [run])
+
+
+@pytest.mark.parametrize("trust", ["server", "secure_sum"])
+def test_cohorts_of_an_experiment_join_in_turns_and_go_on_where_they_stopped(tmp_path, trust):
+    asked = {**SMALL["protection"], "trust": trust, "cohorts": 2, "total_epsilon": 2.0}
+    del asked["budget_unit"]
+    chosen = replace(small(mechanisms=["mppfl"]), protection=asked, training=SMALL["training"])
+    (run,) = run_experiment(chosen, folder=tmp_path / "whole")
+    joined = run.history.clients["participating"].astype(bool)
+    assert sorted(joined.sum(axis=1).tolist()) == [2, 2, 3, 3]
+    assert (joined[:2].sum(axis=0) == 1).all()
+    assert (joined[2:] == joined[:2]).all()
+    assert ((run.history.clients["payments"] > 0) == joined).all()
+    assert 1.99 < run.accounts.dp_epsilon.max() <= 2
+    assert "clients join in turns, each of 2 cohorts every 2 rounds" in run.notes
+    assert load_run(tmp_path / "whole" / "mppfl").accounts.protection.endswith("in 2 cohorts")
+    with pytest.raises(Killed):
+        run_experiment(chosen, folder=tmp_path / "stopped", on_round=stop_after(3))
+    (again,) = run_experiment(chosen, folder=tmp_path / "stopped", resume=True)
+    require_same([run], [again])

@@ -54,6 +54,8 @@ def layout(tmp_path):
     [
         ("cap = 1.0", "", "cap=1.0, .*cap=none"),
         ("cap = 1.0", 'caps = { "1" = 0.5 }\ncap = 1.0', "nodes/1/node.toml has cap=1.0, .*cap=0.5"),
+        ("cap = 1.0", "epsilon_cap = 3.0", r"caps in ρ\. Leave ledger\.epsilon_cap out"),
+        ("cap = 1.0", 'file = "people.sqlite"', r"nodes keep ledgers of their own .* Leave ledger\.file out"),
         ("[protection]", '[protection]\nunit = "client"', r"accept=\['gradient'\], .*accept=\['update'\]"),
         ('mechanism = "mppfl"', 'mechanism = "noiseless"', "without_noise=False, .*without_noise=True"),
     ],

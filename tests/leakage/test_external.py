@@ -172,9 +172,9 @@ def test_a_release_of_a_stranger_without_noise_or_in_two_units_is_refused(ledger
         external_columns(ledger, PATH)
 
 
-@pytest.mark.parametrize("protection", ["secure sum client update", "server client update"])
+@pytest.mark.parametrize("protection", ["secure sum client update", "a sum by another name"])
 def test_no_bound_is_given_where_one_noise_hides_all_clients_of_a_sum(ledger, protection):
-    ledger.reserve("sums", 1, [cost("ann", 0.04, protection=protection)])
+    ledger.reserve("sums", 1, [cost("ann", 0.04, protection=protection, in_sum=True)])
     columns = external_columns(ledger, PATH, propagation=propagate(PATH, 1), couplings=0.5)
     assert np.isnan(columns.r_bound).all()
     assert "one noise hides everybody" in columns.bound_reason

@@ -35,6 +35,7 @@ PROTECTIONS = {
     "gradient, zero-out": {"adjacency": "zero_out"},
     "gradient, summed": SUM,
     "gradient, server": {"trust": "server"},
+    "gradient, cohorts": {"trust": "server", "cohorts": 2},
     "gradient, sampled clients": {"trust": "server", "client_rate": 0.5},
     "steps": STEPS,
     "steps, zero-out": STEPS | {"adjacency": "zero_out"},
@@ -45,6 +46,8 @@ PROTECTIONS = {
     "update, summed": CLIENT | SUM | {"dropouts": 1},
     "update, summed, zero-out": CLIENT | SUM | {"adjacency": "zero_out"},
     "update, server": CLIENT | {"trust": "server"},
+    "update, summed, cohorts": CLIENT | SUM | {"cohorts": 3},
+    "update, zero-out, cohorts": CLIENT | {"trust": "server", "adjacency": "zero_out", "cohorts": 2},
     "update, sampled clients": CLIENT | SUM | {"client_rate": 0.5},
     "gradient, adaptive": ADAPTIVE,
     "gradient, summed, adaptive": ADAPTIVE | SUM,
@@ -116,6 +119,38 @@ def test_a_sum_whose_weights_are_not_bounded_by_budgets_is_found_out(monkeypatch
     monkeypatch.setattr(home(shared_noise_weights), "_below_limits", lambda wish, limits: (wish, 0.0))
     for client in range(3):
         assert sensitivity(**SUM, client=client).verdict == "fail"
+
+
+COHORTS = {"cohorts": 3, "adjacency": "zero_out"}
+
+
+@pytest.mark.parametrize("trust", ["server", "secure_sum"])
+def test_turns_nearer_than_the_band_or_columns_longer_than_declared_are_found_out(monkeypatch, trust):
+    with monkeypatch.context() as patch:
+        everywhere(patch, "plan_in_turns", lambda plan, config: plan)  # everybody joins every round, each charged once
+        audit = sensitivity(**COHORTS, trust=trust)
+        assert audit.verdict == "fail"
+        assert audit.details["ratio_in_sum"] > 1.4
+    band = home(SecureSum).banded_square_root
+    everywhere(monkeypatch, "banded_square_root", lambda cohorts: band(cohorts) / band(cohorts)[0])
+    assert sensitivity(**COHORTS, trust=trust).verdict == "fail"
+
+
+@pytest.mark.parametrize("broken", ["nothing is taken back", "more than the band is taken back", "c_0 is forgotten"])
+def test_noise_that_is_not_as_the_band_asks_for_is_found_out(monkeypatch, broken):
+    class Broken(SecureSum):
+        def open(self):
+            if broken == "nothing is taken back":
+                self.past = ()
+            if broken == "more than the band is taken back":
+                self.past = tuple(2 * noise for noise in self.past)
+            if broken == "c_0 is forgotten":
+                self.share_std *= self.band[0]
+            return SecureSum.open(self)
+
+    everywhere(monkeypatch, "SecureSum", Broken)
+    protection = {**COHORTS, "trust": "server"}
+    assert with_canaries(1, protection, num_canaries=20).verdict == "fail"
 
 
 def test_a_record_in_more_answers_than_are_charged_is_found_out(monkeypatch):

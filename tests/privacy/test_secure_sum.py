@@ -1,12 +1,14 @@
-"""Secure sums: best weights by two routes, exact integers, noise whose distribution is known, memory."""
+"""Secure sums: best weights by two routes, exact integers, noise whose distribution is known, memory, cohorts."""
 
 import math
 import tracemalloc
+from itertools import product
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.linalg import toeplitz
 from scipy.optimize import minimize
 from scipy.special import logsumexp
 from scipy.stats import chisquare
@@ -16,10 +18,13 @@ from mppfl.privacy import (
     GRID_IN_STDS,
     Protection,
     SecureSum,
+    banded_square_root,
     clip_rows,
     discrete_steps,
     grid_of_sum,
     hiding_shares,
+    margin_of,
+    noise_growth,
     rounding_margin,
     shared_noise_weights,
     sum_cost,
@@ -271,3 +276,102 @@ def test_the_cost_of_a_part_in_a_sum_says_what_was_spent_and_how_far_the_noise_i
     )  # fmt: skip
     assert (cost.budget, cost.noise_multiplier, cost.noise_kind) == (0.5, 1.0, noise)
     assert cost.extra_delta == approx(0 if noise == "simulated" else 3 * 30 * 1000 * 2.0**-128)
+
+
+# ---- cohorts ------------------------------------------------------------------------------------------------------
+
+
+def band_matrix(cohorts, rounds):
+    column = np.zeros(rounds)
+    column[:cohorts] = banded_square_root(cohorts)[:rounds]
+    return toeplitz(column, np.zeros(rounds))
+
+
+@pytest.mark.parametrize(("rounds", "cohorts"), [(1, 1), (4, 1), (5, 2), (6, 3), (7, 3), (8, 4), (3, 5)])
+def test_over_all_schedules_and_signs_turns_cost_what_each_costs_and_turns_too_near_cost_more(rounds, cohorts):
+    matrix, most, too_near = band_matrix(cohorts, rounds), 0.0, []
+    for schedule in product((-1, 0, 1), repeat=rounds):
+        turns = np.flatnonzero(schedule)
+        sensitivity = float(np.sum((matrix @ schedule) ** 2))
+        if (np.diff(turns) >= cohorts).all():
+            assert sensitivity <= len(turns) * (1 + 1e-12)
+            assert sensitivity == approx((matrix[:, turns] ** 2).sum())  # nothing between two turns
+            most = max(most, sensitivity)
+        else:
+            too_near.append(sensitivity / len(turns))
+    turns = -(-rounds // cohorts)
+    cut = (matrix[:, (turns - 1) * cohorts] ** 2).sum()  # of the last turn, as far as rounds are left
+    assert most == approx(turns - 1 + cut)
+    assert cohorts == 1 or rounds < cohorts or max(too_near) > 1.2
+
+
+def noise_of_rounds(cohorts, rounds, size, *, trust="server", seeded=True, faults=None):
+    """Noise of each round over √V of its own, of three clients that send nothing, by the sums alone [rounds, size]."""
+    protection = Protection(unit="client", trust=trust, cohorts=cohorts, **(faults or {}))
+    rng, past, rows = stream(11) if seeded else None, (), []
+    for t in range(rounds):
+        variance = 0.5 + 0.3 * t
+        total = SecureSum(protection, np.full(3, 1 / 3), variance, size, rng, past=past)
+        for client in range(3):
+            total.add(client, np.zeros(size))
+        rows.append(total.open().total / math.sqrt(variance))
+        past = total.past
+    assert len(past) == min(rounds, cohorts - 1)
+    return np.array(rows)
+
+
+@pytest.mark.parametrize(("trust", "seeded"), [("server", True), ("secure_sum", True), ("secure_sum", False)])
+def test_the_noise_of_rounds_is_white_noise_under_the_inverse_of_the_band(trust, seeded):
+    rounds, cohorts, size = 7, 3, 20_000
+    white = band_matrix(cohorts, rounds) @ noise_of_rounds(cohorts, rounds, size, trust=trust, seeded=seeded)
+    far = 6 / math.sqrt(size)  # a covariance is off by more once in 5e8
+    np.testing.assert_allclose(white @ white.T / size, np.eye(rounds), atol=1.5 * far)
+    inverse = np.linalg.inv(band_matrix(cohorts, rounds))
+    growth = [noise_growth(cohorts, t + 1) for t in range(rounds)]
+    np.testing.assert_allclose(growth, np.linalg.norm(inverse, axis=1))
+
+
+def test_shares_for_those_who_fail_or_collude_hide_as_much_with_cohorts():
+    def hidden(**faults):
+        protection = Protection(unit="client", trust="secure_sum", cohorts=2, **faults)
+        total = SecureSum(protection, np.ones(6), 2.0, 3, stream())
+        for client in range(6 - faults.get("dropouts", 0)):
+            total.add(client, np.zeros(3))
+        return total.open().hidden_variance
+
+    least = 2.0 / banded_square_root(2)[0] ** 2
+    assert hidden() == approx(least)
+    assert hidden(dropouts=2, colluding=1) == approx(least)
+
+
+@pytest.mark.parametrize(("rounds", "cohorts", "gain"), [(60, 10, 4.8), (30, 5, 2.92), (12, 2, 1.56)])
+def test_what_adds_up_over_rounds_has_less_noise_than_independent_noise_of_the_same_cost(rounds, cohorts, gain):
+    adds_up = np.tril(np.ones((rounds, rounds)))
+    independent = np.sum(adds_up**2)
+    banded = np.sum((adds_up @ np.linalg.inv(band_matrix(cohorts, rounds))) ** 2)
+    assert independent / banded == approx(gain, rel=0.02)
+    drawn = np.cumsum(noise_of_rounds(cohorts, rounds, 2000), axis=0)
+    assert np.sum(drawn**2) / 2000 == approx(banded, rel=0.1)
+
+
+@given(st.integers(1, 5), st.integers(0, 10**6), st.floats(0.02, 2))
+@settings(max_examples=60)
+def test_rounding_in_all_sums_in_which_a_turn_shows_is_within_the_margin(cohorts, seed, length):
+    # On a coarse grid, with two worlds in which the same sums open: `apart` is how far the noise then has to move.
+    size, variance, grid, rng = 6, 1.0, 0.2, stream(seed)
+    protection = Protection(unit="client", trust="server", cohorts=cohorts, clip_norm=length)
+    vectors = np.outer((1.0, -1.0), clip_rows(rng.standard_normal((1, size)), length)[0][0])
+    past, spent = [(), ()], 0.0
+    for t in range(cohorts):
+        totals = []
+        for world, vector in enumerate(vectors):
+            total = SecureSum(protection, [1.0], variance, size, stream(seed + t), grid, past=past[world])
+            total.add(0, vector if t == 0 else np.zeros(size))
+            totals.append(total.open().total)
+            past[world] = total.past
+        apart = (totals[0] - totals[1]) / math.sqrt(variance)
+        spent += float(apart @ apart) * banded_square_root(cohorts)[0] ** 2
+        past[1] = tuple(noise + (age == 0) * apart for age, noise in enumerate(past[1]))
+    margin = grid / math.sqrt(variance) * math.sqrt(size) * (1 + math.sqrt(cohorts - 1))
+    assert math.sqrt(spent) <= np.linalg.norm(vectors[0] - vectors[1]) / math.sqrt(variance) + margin
+    assert margin_of(protection, size, 1) == rounding_margin(size, 1) * (1 + math.sqrt(cohorts - 1))

@@ -199,6 +199,7 @@ def test_a_round_without_anybody_leaves_it_where_it_is():
     ("values", "words"),
     [
         ({"clip_quantile": 0.5, "release": "steps"}, "one count a round, and release='steps' clips in every step"),
+        ({"clip_quantile": 0.5, "trust": "server", "cohorts": 2}, "cohorts=2 take back noise of rounds before"),
         ({"clip_share": 0.1}, "clip_share=0.1 pays for the count of clip_quantile. Give that, too."),
         ({"clip_quantile": 1.0}, "clip_quantile"),
         ({"clip_quantile": 0.5, "clip_share": 0.0}, "clip_share"),

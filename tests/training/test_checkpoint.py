@@ -130,7 +130,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_no_draft(tmp_path, checkpoint
 # ---- going on -----------------------------------------------------------------------------------------------------
 
 GOING_ON = {
-    **{way: WAYS[way] for way in ("gradient", "steps", "shuffled", "client", *SUMS)},
+    **{way: WAYS[way] for way in ("gradient", "steps", "shuffled", "client", "cohorts", *SUMS)},
     "momentum": {"server_optimizer": "momentum"},
     "adam": {"server_optimizer": "adam", "server_learning_rate": 0.1},
     "average": {"average_rounds": 3},
@@ -310,3 +310,26 @@ def test_who_cannot_pay_twice_for_a_sum_stays_out_of_it_and_the_others_pay_what_
     np.testing.assert_array_equal(again.spent, np.where(again.participating, records[1].spent, 0))
     np.testing.assert_allclose(ledger.spent(NAMES) - before, again.spent)
     assert ledger.verify() == 8
+
+
+@pytest.mark.parametrize("noise", ["simulated", "discrete"])
+def test_noise_of_cohorts_goes_on_after_a_stop_and_is_kept_no_longer_than_needed(noise):
+    changed, ledger = {**WAYS["cohorts"], "noise": noise}, PrivacyLedger.in_memory()
+    records = killed_in_round_2(ledger, **changed)
+    rest = rounds_of(**changed, ledger=ledger, resume=checkpoint_of(records, **changed))
+    kept = [[name for name in record.server if name.startswith("noise")] for record in (*records, *rest)]
+    assert kept == [["noise.000000"]] * 3 + [[]]  # nothing takes back what is left at the end
+    paid = ledger.spent(NAMES)
+    np.testing.assert_allclose(paid, sum(record.spent for record in (*records, *rest)))
+    np.testing.assert_allclose(paid, 2 * np.array([0.5, 1.0, 2.0]), rtol=1e-5)
+
+
+def test_a_sum_computed_again_with_fresh_noise_takes_nothing_back_of_the_rounds_before():
+    # Else what it tells of the cohorts before would come on top of what they paid for.
+    changed, ledger = {**WAYS["cohorts"], "cohorts": 3, "noise": "discrete"}, PrivacyLedger.in_memory()
+    records = killed_in_round_2(ledger, **changed)
+    assert len([name for name in records[1].server if name.startswith("noise")]) == 2
+    again, then, _ = rounds_of(**changed, ledger=ledger, resume=checkpoint_of(records[:1], **changed))
+    assert [len([name for name in r.server if name.startswith("noise")]) for r in (again, then)] == [1, 2]
+    np.testing.assert_array_equal(again.spent, records[1].spent)
+    np.testing.assert_allclose(ledger.spent(NAMES), 2 * again.spent + records[0].spent * 2 + then.spent)

@@ -17,7 +17,7 @@ OF_PROTECTION = {name: known for name, hint in hints(Protection).items() if (kno
 OF_TRAINING = {name: known for name, hint in hints(TrainingConfig).items() if (known := choices(hint))}
 CHOICES = {**OF_PROTECTION, **OF_TRAINING}
 NOT_ALONE = ("norm", "model")  # and whatever is of the protection
-COUNTS = ("batch_size", "local_epochs", "num_steps", "evaluate_every", "clients_at_once", "processes")
+COUNTS = ("batch_size", "local_epochs", "num_steps", "evaluate_every", "clients_at_once", "processes", "cohorts")
 ABOVE_ZERO = ("learning_rate", "server_learning_rate", "budget_unit", "clip_norm")
 SHARES = ("momentum", "server_momentum")
 FROM_ZERO = ("seed", "average_rounds", "dropouts", "colluding")

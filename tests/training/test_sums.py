@@ -1,4 +1,4 @@
-"""Rounds whose updates open as one sum: the mean, its noise, what each client pays, and who is left out."""
+"""Rounds whose updates open as one sum: the mean, its noise, what each client pays, who is left out, and cohorts."""
 
 import math
 
@@ -7,7 +7,7 @@ import pytest
 from pytest import approx
 
 from mppfl.errors import BadInput
-from mppfl.privacy import SecureSum, noise_of_sum, rounding_margin
+from mppfl.privacy import SecureSum, epsilon, margin_of, noise_growth, noise_of_sum, rounding_margin
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.training import local_work, make_model
 from tests.homes import home
@@ -193,3 +193,78 @@ def test_sampled_clients_are_charged_and_paid_for_being_in_the_lottery_so_nobody
         assert rows["0"]["noise_multiplier"] == rows["1"]["noise_multiplier"] > rows["3"]["noise_multiplier"]
         drawn.append(np.abs(record.weights).max())
     assert len(set(drawn)) == 4
+
+
+# ---- cohorts ------------------------------------------------------------------------------------------------------
+
+
+def in_cohorts(cohorts=3, budgets=(0.5, 0.2, 2.0, 0.9, 0.0, 1.2, 0.7), rounds=8, way="server client", **changed):
+    """Records of a linear model on the data of seven clients that join in turns."""
+    data = pictures((9, 5, 12, 7, 6, 8, 10))
+    asked = {**SUMS[way], "cohorts": cohorts, "clip_norm": CLIP, "dispersion": 0.0, **changed}
+    return trained(budgets, rounds, data=data, model=make_model("linear", (1, 8, 8), 4), **asked)
+
+
+@IN_A_SUM
+def test_each_client_joins_every_bth_round_and_is_charged_and_paid_for_its_turns_alone(way):
+    ledger, unit = PrivacyLedger.in_memory(), 0.25
+    records = in_cohorts(way=way, ledger=ledger, budget_unit=unit)
+    joined = np.array([record.participating for record in records])
+    assert not joined[:, 4].any()  # who opts out has no turns
+    assert (joined[:3].sum(axis=0) == [1, 1, 1, 1, 0, 1, 1]).all()
+    np.testing.assert_array_equal(joined[3:], joined[:-3])
+    assert set(joined[:3].sum(axis=1)) <= {1, 2, 3}
+    spent = np.array([record.spent for record in records])
+    budgets = np.array([record.budgets for record in records])
+    assert (budgets > 0).tolist() == joined.tolist()
+    np.testing.assert_allclose(spent, unit * budgets, rtol=1e-5)  # all weights follow the budgets
+    np.testing.assert_allclose([record.payments for record in records], 2.0 * spent / unit)
+    names = [str(k) for k in range(7) if k != 4]
+    np.testing.assert_allclose(ledger.spent(names), spent.sum(axis=0)[[0, 1, 2, 3, 5, 6]])
+    assert records[-1].dp_epsilon == approx(epsilon(spent.sum(axis=0).max(), 1e-5, "rdp"))
+    assert not any(record.refused for record in records)
+    again = in_cohorts(way=way, rounds=3, seed=1)
+    assert [record.participating.tolist() for record in again] != joined[:3].tolist()
+
+
+def test_rounding_is_charged_for_all_sums_in_which_a_turn_shows():
+    (record, *_) = in_cohorts(budgets=(0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5), aggregation="uniform")
+    protection = configured(clip_norm=CLIP, **SUMS["server client"], cohorts=3).protection
+    first = np.flatnonzero(record.participating)
+    std = record.noise_std[first] * record.theta[first] / noise_growth(3, 1)  # √V
+    exact = (record.theta[first] * 2 * CLIP / std + margin_of(protection, 4 * 64, 1)) ** 2 / 2
+    np.testing.assert_allclose(record.spent[first], exact, rtol=1e-9)
+
+
+def test_more_cohorts_than_clients_are_refused():
+    with pytest.raises(BadInput, match=r"cohorts=8 of 7 clients leave some empty. Use fewer cohorts."):
+        in_cohorts(8)
+
+
+@pytest.mark.parametrize("noise", ["simulated", "discrete"])
+def test_a_total_epsilon_counts_the_turns_of_whoever_gives_most(noise):
+    *_, last = in_cohorts(rounds=7, total_epsilon=2.0, noise=noise)
+    assert 2.0 * (1 - 1e-4) < last.dp_epsilon <= 2.0
+
+
+def test_a_round_without_anybody_and_one_without_noise_are_taken_back_by_nobody():
+    quiet = in_cohorts(budgets=(np.inf,) * 7)
+    assert (quiet[-1].noise_std == 0).all()
+    lonely = in_cohorts(2, budgets=(0.5, 0, 0, 0, 0, 0, 0), rounds=5)  # every other round has nobody
+    assert [record.update_norm > 0 for record in lonely] in ([True, False] * 2 + [True], [False, True] * 2 + [False])
+    assert not any(record.server.get("noise.000000", np.zeros(1)).all() for record in lonely if record.update_norm == 0)
+
+
+def test_a_model_ends_nearer_to_where_it_would_without_noise_than_with_independent_noise(monkeypatch):
+    asked = {"cohorts": 7, "rounds": 42, "learning_rate": 0.01, "aggregation": "uniform", "clip_norm": 0.1}
+    quiet = in_cohorts(budgets=(np.inf,) * 7, **asked)[-1].weights
+
+    def far():
+        noisy = in_cohorts(budgets=(0.05,) * 7, **asked)[-1]
+        return np.sum((noisy.weights - quiet) ** 2), noisy.dp_epsilon
+
+    banded, spent = far()
+    monkeypatch.setattr(home(SecureSum), "banded_square_root", lambda cohorts: np.eye(1, cohorts)[0])
+    independent, same = far()
+    assert spent == approx(same, rel=1e-6)
+    assert banded < 0.4 * independent

@@ -27,7 +27,8 @@ SUMS = {
 
 
 NOMINAL = {"kind": PaperNoise}  # a protection of one's own, which nothing in the package has to know
-WAYS = {**LOCAL, "poisson": POISSON, "nominal": NOMINAL, **SUMS}
+COHORTS = {"trust": "server", "unit": "client", "cohorts": 2}
+WAYS = {**LOCAL, "poisson": POISSON, "nominal": NOMINAL, **SUMS, "cohorts": COHORTS}
 
 
 def pictures(sizes=(9, 5, 12), shape=(1, 8, 8), num_classes=4, num_test=40, seed=0) -> ClientData:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +20,7 @@ app = typer.Typer(help="Show, convert, export and verify an account of spent pri
 
 Source = Annotated[Path, typer.Argument(help="The ledger, as written by a run.")]
 UnitOption = Annotated[str | None, inputs.option("Unit of privacy, record or client; needed where there are both.")]
+RunOption = Annotated[str | None, inputs.option("Count this run alone; its people may have released more in others.")]
 ClientOption = Annotated[list[str] | None, inputs.option("Only this client; may be repeated.")]
 SHOWN = 20  # lines of a table before it is cut short
 
@@ -42,6 +44,7 @@ def show_command(
     source: Source,
     unit: UnitOption = None,
     client: ClientOption = None,
+    run: RunOption = None,
     graph: inputs.GraphOption = None,
     undirected: inputs.UndirectedOption = False,
     attribute: inputs.AttributeOption = None,
@@ -51,7 +54,7 @@ def show_command(
     hop_decay: Annotated[float | None, inputs.game_option("hop_decay")] = None,
     json: inputs.JsonOption = False,
 ) -> None:
-    """Show what each client has spent and what its cap leaves; with --graph also what others' releases reveal of it.
+    """Show what each client has spent and what its caps leave; with --graph also what others' releases reveal of it.
 
     In JSON an infinite value is "Infinity": spent without noise, or not capped. An unknown value is null.
     """
@@ -63,15 +66,17 @@ def show_command(
     with _open(source) as ledger:
         names, units = list(dict.fromkeys(client or ledger.clients)), _units(ledger, unit)
         columns = {
-            unit: {"spent": ledger.spent(names, unit), "remaining": ledger.remaining(names, unit)} for unit in units
+            unit: {"spent": ledger.spent(names, unit, run), "remaining": ledger.remaining(names, unit)}
+            for unit in units
         }
         external = {} if graph is None else _external(ledger, names, units, graph, given)
         for released, exposure in external.items():
             columns[released] |= {"R_model": exposure.r_model, "R_bound": exposure.r_bound, "R_leak": exposure.r_leak}
-        num_events, notes, head = len(ledger), ledger.notes(), ledger.head
+        num_events, notes, head, runs = len(ledger), ledger.notes(), ledger.head, ledger.runs
     rows = _rows(names, columns)
     if json:
-        content = {"num_events": num_events, "head": head, "notes": notes, "clients": _with_infinity(rows)}
+        content = {"num_events": num_events, "head": head, "runs": runs, "notes": notes}
+        content |= {"clients": _with_infinity(rows)}
         if external:
             content["external"] = {unit: _about(exposure) for unit, exposure in external.items()}
         inputs.print_json(content)
@@ -80,6 +85,8 @@ def show_command(
     _explain_columns(external)
     of_all = "" if client is None else " in the ledger, of all its clients"
     typer.echo(f"{num_events:,} releases{of_all}" + (f" by {len(names):,} clients" if client is None else ""))
+    if len(runs) > 1:
+        typer.echo(f"{f'spent in {run}, one of' if run else 'spent in'} {len(runs)} runs: {', '.join(runs)}")
     inputs.warn((*notes, *dict.fromkeys(note for exposure in external.values() for note in exposure.notes)))
 
 
@@ -164,6 +171,7 @@ def epsilon_command(
     ] = None,
     client: ClientOption = None,
     unit: UnitOption = None,
+    run: RunOption = None,
     json: inputs.JsonOption = False,
 ) -> None:
     """Convert spent budgets to dp_epsilon.
@@ -178,10 +186,14 @@ def epsilon_command(
     with _open(source) as ledger, inputs.working("accounting"):
         names = list(dict.fromkeys(client or ledger.clients))
         units = _units(ledger, unit)
-        used = {unit: method or ledger.account(names, unit).accounting for unit in units}
-        columns = {unit: {"dp_epsilon": ledger.get_epsilon(names, delta, used[unit], unit=unit)} for unit in units}
-        meanings = {unit: ledger.get_attack_risk(names, unit=unit).sentence for unit in columns if names}
+        used = {unit: method or ledger.account(names, unit, run).accounting for unit in units}
+        columns = {
+            unit: {"dp_epsilon": ledger.get_epsilon(names, delta, used[unit], unit=unit, run=run)} for unit in units
+        }
+        meanings = {unit: ledger.get_attack_risk(names, unit=unit, run=run).sentence for unit in columns if names}
         notes = ledger.notes()
+        if run is not None and len(runs := ledger.runs) > 1:
+            notes = (*notes, f"{run} is one of {len(runs)} runs: what people gave in all is more. Leave --run out")
     rows = _rows(names, columns)
     if json:
         answer = {"dp_delta": delta, "method": method or used, "meaning": meanings, "notes": notes}
@@ -209,6 +221,9 @@ def label_command(
         events = [event for event in ledger.events() if event["client"] == client]
         released = {"record", *(event["unit"] for event in events)}
         labels = {unit: _label(ledger, client, unit, delta) for unit in ledger.units if unit in released}
+        for unit, row in labels.items() if len(ledger.runs) > 1 else ():
+            of_run = partial(ledger.get_epsilon, client, delta, row["accounting"], unit=unit)
+            row["dp_epsilon by run"] = {run: of_run(run=run) for run in ledger.runs}
         notes = ledger.notes()
     label = {
         "client": client,
@@ -241,6 +256,7 @@ def _label(ledger: PrivacyLedger, client: str, unit: Any, delta: float) -> dict[
         "accounting": account.accounting,
         "spent": float(account.budget[0]),
         "cap": float(account.cap[0]),
+        **{f"cap of ε at δ = {at:g}": cap for at, cap in account.epsilon_caps[0].items()},
         "remaining": float(account.remaining[0]),
         "attacker's advantage": float(risk.advantage),
         "meaning": risk.sentence,
@@ -249,6 +265,8 @@ def _label(ledger: PrivacyLedger, client: str, unit: Any, delta: float) -> dict[
 
 def _listed(value: Any) -> str:
     """A value of the label as text."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_listed(part)}" for name, part in value.items())
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
@@ -284,8 +302,9 @@ def verify_command(
 ) -> None:
     """Check pages, chain, sums, caps and uploads. Fails where a release, cap or status was changed."""
     with _open(source) as ledger, inputs.working("verifying"):
-        count, head = ledger.verify(head), ledger.head
+        count, head, runs = ledger.verify(head), ledger.head, ledger.runs
     if json:
-        inputs.print_json({"sound": True, "num_events": count, "head": head})
+        inputs.print_json({"sound": True, "num_events": count, "runs": runs, "head": head})
         return
-    typer.echo(f"sound: {count:,} releases; head {head}")
+    of_runs = f" of {len(runs)} runs" if len(runs) > 1 else ""
+    typer.echo(f"sound: {count:,} releases{of_runs}; head {head}")

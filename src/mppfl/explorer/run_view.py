@@ -154,7 +154,7 @@ def _epsilons(runs: Runs, slots: Mapping[str, int]) -> Chart:
 
 def _remaining_caps(runs: Runs, slots: Mapping[str, int]) -> Chart:
     """ρ that every client may still spend before its cap."""
-    groups = _accounts(runs, slots, lambda accounts: np.where(np.isinf(accounts.cap), np.nan, accounts.remaining))
+    groups = _accounts(runs, slots, lambda spent: np.where(np.isinf(spent.remaining), np.nan, spent.remaining))
     capped = any(np.isfinite(values).any() for _, _, values in groups.values())
     axis = Axis("remaining", "ρ of zCDP")
     title, note = "What each client may still spend", "" if capped or not groups else "no client has a cap"

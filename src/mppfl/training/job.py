@@ -23,7 +23,7 @@ from mppfl.privacy import LocalWork, ReleaseCost, poisson_noise_of_plan
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.spec import TrainingConfig
 from mppfl.training.aggregate import server_step
-from mppfl.training.budget_unit import with_budget_unit
+from mppfl.training.budget_unit import plan_in_turns, with_budget_unit
 from mppfl.training.client import as_array, local_work, require_gradients_of_examples
 from mppfl.training.models import FlatModel, flat_model, normalises_over_examples, seeded_layers
 from mppfl.training.records import Checkpoint
@@ -43,10 +43,12 @@ class TrainingJob:
 
     Args:
         name: of the training, and of its run in the ledger.
-        plan: what every client is offered in each round.
+        plan: what every client is offered in each round; under a protection with cohorts it becomes what those are
+            offered whose turn it is.
         data: the clients' examples and the test data.
         config: how clients train, what protects them and how updates are aggregated.
-        ledger: None for one in memory. Jobs are alternatives to each other: give each a ledger of its own.
+        ledger: None for one in memory. Give jobs that are alternatives ledgers of their own, and the same one to those
+            that add up.
         resume: where to continue from; it must come from the same training.
         total_epsilon: ε that noise drawn again after an interruption may not pass; left out, the configuration's.
 
@@ -67,7 +69,16 @@ class TrainingJob:
     config: TrainingConfig
     ledger: PrivacyLedger | None = None
     resume: Checkpoint | None = None
+    run: str = ""
     total_epsilon: float | None = None
+
+    @property
+    def run_in_ledger(self) -> str:
+        """The name of its run in the ledger."""
+        return self.run or self.name
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "plan", plan_in_turns(self.plan, self.config))
 
     @property
     def computed_with(self) -> tuple[object, ...]:
@@ -170,6 +181,7 @@ class TrainingState:
     """Where one job stands between two rounds: the model, the server's memory, the protection, the ledger.
 
     `account` is what each client has paid in this training so far. The ledger may know more of other runs.
+    `past_noise` is what the next sum is given.
     """
 
     def __init__(self, model: FlatModel, job: TrainingJob) -> None:
@@ -184,6 +196,7 @@ class TrainingState:
         self.account = {name: np.zeros(data.num_clients) for name in ("spent", "extra_delta")}
         asked = job.config.protection.total_epsilon
         self.total_epsilon = asked if job.total_epsilon is None else job.total_epsilon
+        self.past_noise: tuple[Array, ...] = ()
         device = find_device(config.device)
         if job.resume is None:
             self._require_own_run(taken_up=False)
@@ -202,6 +215,7 @@ class TrainingState:
         kept = dict(job.resume.server)
         clip_norm = float(kept.pop("clip_norm", job.resume.clip_norm))
         self.account = {name: kept.pop(f"account.{name}").copy() for name in self.account}
+        self.past_noise = tuple(kept.pop(name) for name in sorted(kept) if name.startswith("noise."))
         self.memory = {name: torch.from_numpy(value).to(device) for name, value in kept.items()}
         self.weights = self.memory.pop("current", self.handed_out)
         self.position = job.resume.rounds_done
@@ -214,7 +228,7 @@ class TrainingState:
         if self.job.ledger is not None and self.key is not None:
             # Noise that protects is paid for again in every round that stands there, whoever made it.
             is_paid_again = not self.config.protection.is_simulated
-            self.ledger.require_run(self.job.name, self.key, taken_up=taken_up or is_paid_again)
+            self.ledger.require_run(self.job.run_in_ledger, self.key, taken_up=taken_up or is_paid_again)
 
     def _pay_for_standing(self) -> None:
         """Noise that is drawn anew is paid each time: what stands in the ledger counts, whatever became of it."""
@@ -243,7 +257,7 @@ class TrainingState:
     @cached_property
     def standing(self) -> list[dict[str, Any]]:
         """Releases of this run that the ledger held when the training began, or was taken up."""
-        return [event for event in self.ledger.events() if event["run"] == self.job.name]
+        return list(self.ledger.events(self.job.run_in_ledger))
 
     @cached_property
     def reserved_before(self) -> dict[int, set[str]]:
@@ -284,6 +298,8 @@ class TrainingState:
         kept |= {f"account.{name}": value.copy() for name, value in self.account.items()}
         if self.protection.clip_quantile is not None:
             kept["clip_norm"] = np.array(self.clip_norm)
+        if not self.is_done:  # whoever has it can take the noise out of sums
+            kept |= {f"noise.{age:06}": noise for age, noise in enumerate(self.past_noise)}
         if self.handed_out is not self.weights:
             kept["current"] = as_array(self.weights).copy()
         return kept

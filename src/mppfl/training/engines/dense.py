@@ -37,6 +37,7 @@ from mppfl.training import (
 from mppfl.training.engines.stacked import MOST_ENTRIES, NUM_LONG, Parts, Schedule, schedule_of, starts_of
 
 AT_ONCE = 20  # slots in one call: more share its overhead; of many more, weights and examples leave the cache
+IN_CACHE = 2**17  # entries in float64: 1 MB
 FEW_CLASSES = 15  # which do not fill a vector register
 WORTH = 1.1  # times the plain way's arithmetic may be spent: the weights of all slots are not copied and compared
 ALIKE = 1.1  # times the visits of another: slots that step side by side, however many are multiplied at once
@@ -79,9 +80,8 @@ class DenseGradients:
             deltas = self.backward(parts, activations, errors)
         else:
             deltas = [delta.double() for delta in self.backward(parts, activations, errors)]
-            activations = [before.double() for before in activations]  # lengths and sums: see `rounding_guard`
             squares = sum(
-                delta.square().sum(2) * (before.square().sum(2) + (f"{name}.bias" in parts))
+                squared_lengths(delta) * (squared_lengths(before) + (f"{name}.bias" in parts))
                 for name, delta, before in zip(self.names, deltas, activations, strict=True)
             )
             norms = torch.as_tensor(squares).sqrt()
@@ -96,7 +96,7 @@ class DenseGradients:
             deltas = [delta * factors[..., None] for delta in deltas]
         gradients: Parts = {} if clip_norm is None else {NUM_LONG: num_long}
         for name, delta, before in zip(self.names, deltas, activations, strict=True):
-            gradients[f"{name}.weight"] = torch.bmm(before.mT, delta)
+            gradients[f"{name}.weight"] = sums_of_products(before, delta)
             if f"{name}.bias" in parts:
                 gradients[f"{name}.bias"] = delta.sum(1)
         return gradients
@@ -137,6 +137,30 @@ def weighed(activations: list[Tensor], errors: Tensor, weight: Tensor) -> tuple[
         activations = [inputs, *(torch.where(counts, before, 0.0) for before in hidden)]
         errors = torch.where(counts, errors, 0.0)
     return activations, errors * weight[..., None]
+
+
+def squared_lengths(vectors: Tensor) -> Tensor:
+    """Of vectors [slots, examples, width], in float64 as `rounding_guard` asks for."""
+    rows = vectors.flatten(0, 1)
+    parts = torch.split(rows, _at_once(rows))
+    return torch.cat([part.double().square().sum(1) for part in parts]).view(vectors.shape[:2])
+
+
+def sums_of_products(before: Tensor, delta: Tensor) -> Tensor:
+    """Σ a δᵀ over the examples of each slot [slots, inputs, outputs], in the precision of δ, which is no lower."""
+    at_once = _at_once(before[0])
+    if before.dtype == delta.dtype or before.shape[1] <= at_once:
+        return torch.bmm(before.to(delta.dtype).mT, delta)
+    sums = delta.new_zeros((len(before), before.shape[2], delta.shape[2]))
+    for total, inputs, errors in zip(sums, before, delta, strict=True):
+        for rows, row_errors in zip(torch.split(inputs, at_once), torch.split(errors, at_once), strict=True):
+            total.addmm_(rows.to(delta.dtype).mT, row_errors)
+    return sums
+
+
+def _at_once(rows: Tensor) -> int:
+    """Rows that are copied to float64 at once: on a CPU as many as its cache holds, which takes a fifth of the time."""
+    return len(rows) if rows.is_cuda else max(1, IN_CACHE // rows.shape[1])
 
 
 def _softmax(out: Tensor) -> Tensor:
