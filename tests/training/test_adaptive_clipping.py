@@ -144,7 +144,7 @@ def test_the_ledger_is_charged_for_both_and_total_epsilon_covers_both(way):
             record.noise_std / record.clip_norm, other.noise_std / other.clip_norm / math.sqrt(0.9), rtol=1e-3
         )
     np.testing.assert_allclose(ledger.spent(["0", "1", "2", "3"]), sum(record.spent for record in records))
-    assert ledger.protections == (records_name(way),)
+    assert list(ledger.protections) == [records_name(way)]
 
 
 def records_name(way):
