@@ -218,6 +218,23 @@ def test_records_that_belong_to_nothing_are_refused(own_training):
                 run_from_records(some, *rest, empty)
 
 
+def test_a_clip_norm_that_follows_a_quantile_is_in_the_rounds_the_report_and_a_resumed_training(tmp_path):
+    protection = {"clip_quantile": 0.5, "clip_norm": 0.01, "trust": "secure_sum", "budget_unit": 100.0}
+    followed = small(protection=protection, mechanisms=["mppfl"])
+    (run,) = run_experiment(followed)
+    norms = run.history.rounds["clip_norm"]
+    assert norms[0] == 0.01
+    assert len(set(norms)) == 4
+    assert run.to_pandas()["clip_norm"].tolist() == norms.tolist()
+    assert (
+        f"The clip norm went from {number(0.01)} in the first round to {number(norms[-1])} in the last"
+        in report_page([run])
+    )
+    with pytest.raises(Killed):
+        run_experiment(followed, folder=tmp_path / "run", on_round=stop_after(3))
+    require_same(run_experiment(followed, folder=tmp_path / "run", resume=True), [run])
+
+
 @pytest.mark.parametrize("trust", ["server", "secure_sum"])
 def test_cohorts_of_an_experiment_join_in_turns_and_go_on_where_they_stopped(tmp_path, trust):
     asked = {**SMALL["protection"], "trust": trust, "cohorts": 2, "total_epsilon": 2.0}
@@ -236,20 +253,3 @@ def test_cohorts_of_an_experiment_join_in_turns_and_go_on_where_they_stopped(tmp
         run_experiment(chosen, folder=tmp_path / "stopped", on_round=stop_after(3))
     (again,) = run_experiment(chosen, folder=tmp_path / "stopped", resume=True)
     require_same([run], [again])
-
-
-def test_a_clip_norm_that_follows_a_quantile_is_in_the_rounds_the_report_and_a_resumed_training(tmp_path):
-    protection = {"clip_quantile": 0.5, "clip_norm": 0.01, "trust": "secure_sum", "budget_unit": 100.0}
-    followed = small(protection=protection, mechanisms=["mppfl"])
-    (run,) = run_experiment(followed)
-    norms = run.history.rounds["clip_norm"]
-    assert norms[0] == 0.01
-    assert len(set(norms)) == 4
-    assert run.to_pandas()["clip_norm"].tolist() == norms.tolist()
-    assert (
-        f"The clip norm went from {number(0.01)} in the first round to {number(norms[-1])} in the last"
-        in report_page([run])
-    )
-    with pytest.raises(Killed):
-        run_experiment(followed, folder=tmp_path / "run", on_round=stop_after(3))
-    require_same(run_experiment(followed, folder=tmp_path / "run", resume=True), [run])

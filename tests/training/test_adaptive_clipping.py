@@ -144,7 +144,7 @@ def test_the_ledger_is_charged_for_both_and_total_epsilon_covers_both(way):
             record.noise_std / record.clip_norm, other.noise_std / other.clip_norm / math.sqrt(0.9), rtol=1e-3
         )
     np.testing.assert_allclose(ledger.spent(["0", "1", "2", "3"]), sum(record.spent for record in records))
-    assert ledger.protections == (records_name(way),)
+    assert list(ledger.protections) == [records_name(way)]
 
 
 def records_name(way):
@@ -199,6 +199,7 @@ def test_a_round_without_anybody_leaves_it_where_it_is():
     ("values", "words"),
     [
         ({"clip_quantile": 0.5, "release": "steps"}, "one count a round, and release='steps' clips in every step"),
+        ({"clip_quantile": 0.5, "trust": "server", "cohorts": 2}, "cohorts=2 take back noise of rounds before"),
         ({"clip_share": 0.1}, "clip_share=0.1 pays for the count of clip_quantile. Give that, too."),
         ({"clip_quantile": 1.0}, "clip_quantile"),
         ({"clip_quantile": 0.5, "clip_share": 0.0}, "clip_share"),

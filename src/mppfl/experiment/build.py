@@ -56,7 +56,7 @@ class Case:
 
         return TrainingJob(
             self.name, self.solution.plan, self.data, self.config, ledger, resume, self.run, self.total_epsilon
-        )
+        )  # fmt: skip
 
     @property
     def run(self) -> str:

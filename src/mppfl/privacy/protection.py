@@ -177,8 +177,8 @@ class Protection(Spec):
                 object.__setattr__(self, name, usual)
         self._require_unit_and_release()
         self._require_trust()
-        self._require_participation()
         self._require_clipping()
+        self._require_participation()
         if self.total_epsilon is not None and self.budget_unit != 1.0:
             raise BadInput(
                 f"total_epsilon={self.total_epsilon:g} chooses the unit of budgets, and budget_unit="
@@ -221,6 +221,20 @@ class Protection(Spec):
                 "noise='gaussian' does not add up exactly on the grid of a secure sum. Use noise='discrete'."
             )
 
+    def _require_clipping(self) -> None:
+        if self.clip_quantile is not None and self.release == "steps":
+            raise BadInput(
+                f"clip_quantile={self.clip_quantile:g} asks for one count a round, and release='steps' clips in every "
+                "step. Use release='gradient' with more rounds, or leave clip_quantile out."
+            )
+        if self.clip_quantile is not None and self.cohorts > 1:
+            raise BadInput(
+                f"clip_quantile={self.clip_quantile:g} gives each round a norm, and cohorts={self.cohorts} take "
+                "back noise of rounds before. Leave one of them out."
+            )
+        if self.clip_quantile is None and "clip_share" in Spec.changed(self):
+            raise BadInput(f"clip_share={self.clip_share:g} pays for the count of clip_quantile. Give that, too.")
+
     def _require_participation(self) -> None:
         if self.client_rate == 0 or (self.client_rate < 1 and not self.opens_sums):
             raise BadInput(
@@ -232,15 +246,6 @@ class Protection(Spec):
                 f"cohorts={self.cohorts} join sums in public turns. Use trust='secure_sum' or 'server' with "
                 "client_rate=1, or cohorts=1."
             )
-
-    def _require_clipping(self) -> None:
-        if self.clip_quantile is not None and self.release == "steps":
-            raise BadInput(
-                f"clip_quantile={self.clip_quantile:g} asks for one count a round, and release='steps' clips in every "
-                "step. Use release='gradient' with more rounds, or leave clip_quantile out."
-            )
-        if self.clip_quantile is None and "clip_share" in Spec.changed(self):
-            raise BadInput(f"clip_share={self.clip_share:g} pays for the count of clip_quantile. Give that, too.")
 
     # ---- behaviour
 

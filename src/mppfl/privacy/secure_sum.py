@@ -314,9 +314,9 @@ def shares_of(protection: Protection, num_clients: int) -> int:
     return hiding_shares(num_clients, protection.dropouts, protection.colluding)
 
 
-def margin_of(protection: Protection, num_entries: int, num_clients: int) -> float:
+def margin_of(protection: Protection, num_parameters: int, num_clients: int) -> float:
     """`rounding_margin` of a sum of so many clients, and of those after it in which its vectors show."""
-    margin = rounding_margin(num_entries, shares_of(protection, num_clients))
+    margin = rounding_margin(protection.num_entries(num_parameters), shares_of(protection, num_clients))
     return margin * (1 + math.sqrt(protection.cohorts - 1))
 
 
@@ -329,15 +329,15 @@ def noise_of_sum(
     dispersion: float = 0.0,
 ) -> SharedNoise:
     """Weights, noise and what each client spends of its cap in one sum of these clients (`shared_noise_weights`)."""
-    shares, num_entries = shares_of(protection, len(works)), protection.num_entries(num_parameters)
+    shares = shares_of(protection, len(works))
     opened = 1 if protection.trust == "server" else len(works)
     noise = shared_noise_weights(
         caps,
         [protection.sensitivity(work) for work in works],
         wished,
         dispersion,
-        num_entries,
-        margin=margin_of(protection, num_entries, len(works)),
+        protection.num_entries(num_parameters),
+        margin=margin_of(protection, num_parameters, len(works)),
         opened_over_hidden=opened / shares,
     )
     _require_room(noise.weights, protection, grid_of_sum(noise.noise_variance))
@@ -350,7 +350,7 @@ def noise_of_sampled_sum(
     """Weights and noise of a sum of sampled clients, whose noise multipliers √V/(θ_i Δ_i) are given."""
     wished = np.asarray(multipliers, dtype=np.float64)
     delta = np.array([protection.sensitivity(work) for work in works])
-    margin = margin_of(protection, protection.num_entries(num_parameters), len(works))
+    margin = margin_of(protection, num_parameters, len(works))
     reach = np.maximum(1 / wished - margin, 0.0) / delta
     if not reach.any():
         raise BadInput(f"rounding alone costs more than noise of {wished.min():.3g} times the sensitivity allows.")

@@ -194,9 +194,9 @@ class TrainingState:
         self.protection = config.protection
         self.memory: dict[str, Tensor] = {}
         self.account = {name: np.zeros(data.num_clients) for name in ("spent", "extra_delta")}
-        self.past_noise: tuple[Array, ...] = ()
         asked = job.config.protection.total_epsilon
         self.total_epsilon = asked if job.total_epsilon is None else job.total_epsilon
+        self.past_noise: tuple[Array, ...] = ()
         device = find_device(config.device)
         if job.resume is None:
             self._require_own_run(taken_up=False)
@@ -296,10 +296,10 @@ class TrainingState:
         """All that a resumed training needs beside the model that was handed out."""
         kept = {name: as_array(value).copy() for name, value in self.memory.items()}
         kept |= {f"account.{name}": value.copy() for name, value in self.account.items()}
-        if not self.is_done:  # whoever has it can take the noise out of sums
-            kept |= {f"noise.{age:06}": noise for age, noise in enumerate(self.past_noise)}
         if self.protection.clip_quantile is not None:
             kept["clip_norm"] = np.array(self.clip_norm)
+        if not self.is_done:  # whoever has it can take the noise out of sums
+            kept |= {f"noise.{age:06}": noise for age, noise in enumerate(self.past_noise)}
         if self.handed_out is not self.weights:
             kept["current"] = as_array(self.weights).copy()
         return kept

@@ -45,8 +45,8 @@ class RoundRecord:
                     Poisson batches it is known after the last round, NaN before
     seconds         wall time of the round
     weights         the model after the round, as one flat vector
-    server          what a resumed training needs beside weights, by name: the server optimiser's memory, a 𝒮 that
-                    moves; with cohorts also the noise of the last rounds, which is as secret as the data
+    server          what a resumed training needs beside weights, by name: the optimiser's memory, a 𝒮 that moves;
+                    with cohorts also the noise of the last rounds, which is as secret as the data
     engine          what computed the clients
     refused         clients whose cap forbade the round, whose upload of it is stored in the ledger already, or whose
                     budget is too small for a part in a sum
