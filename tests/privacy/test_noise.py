@@ -67,7 +67,7 @@ def test_released_values_are_multiples_of_a_public_grid(kind):
 @pytest.mark.parametrize("kind", SYSTEM_KINDS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_the_sign_of_a_value_that_rounds_to_zero_is_not_told(kind, dtype, monkeypatch):
-    monkeypatch.setitem(noise_module.STEPS_PER_STD, kind, 4)  # so that a tenth of all noise is 0
+    monkeypatch.setitem(home(grid_of).STEPS_PER_STD, kind, 4)  # so that a tenth of all noise is 0
     for value in (0.0, -0.0, 1e-9, -1e-9):
         noisy = add_noise(np.full(2000, value, dtype=dtype), 1.0, kind).values
         assert (noisy == 0).any()
@@ -76,7 +76,7 @@ def test_the_sign_of_a_value_that_rounds_to_zero_is_not_told(kind, dtype, monkey
 
 @given(st.floats(1e-200, 1e200))
 def test_the_grid_is_the_largest_power_of_two_that_fits(std):
-    for kind, steps in noise_module.STEPS_PER_STD.items():
+    for kind, steps in home(grid_of).STEPS_PER_STD.items():
         assert grid_of(std, kind) <= std / steps < 2 * grid_of(std, kind)
 
 
@@ -127,7 +127,7 @@ def test_a_boundary_is_split_by_the_bits_that_follow(monkeypatch):
 
 
 def test_discrete_noise_occurs_as_often_as_its_probabilities_say(monkeypatch):
-    monkeypatch.setitem(noise_module.STEPS_PER_STD, "discrete", 4)
+    monkeypatch.setitem(home(grid_of).STEPS_PER_STD, "discrete", 4)
     drawn = add_noise(np.zeros(400_000), 4.0, "discrete").values
     inside = np.arange(-12, 13)
     expected = np.exp(-(inside**2) / 32)

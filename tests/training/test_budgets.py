@@ -14,12 +14,11 @@ from scipy.stats import norm
 from mppfl.data import client_data
 from mppfl.errors import BadInput
 from mppfl.game import RoundTerms, plan_from_rounds
-from mppfl.privacy import epsilon, gaussian_epsilon
+from mppfl.privacy import epsilon, gaussian_epsilon, largest_budget
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.training import (
     budget_unit_for,
     delta_for_budgets,
-    largest_budget,
     make_model,
     with_budget_unit,
 )
@@ -111,9 +110,11 @@ def test_a_poisson_training_has_an_epsilon_and_no_part_in_zcdp_sums_and_caps():
     first, last = trained([1.0, 0.0, 1.0], 2, run="then", **WAYS["poisson"], budget_unit=0.5, **asked)
     assert first.refused == last.refused == ("2",)
     assert math.isnan(first.dp_epsilon)  # known after the last round
-    assert ledger.get_epsilon("0", 1e-5, "pld", unit="record") <= last.dp_epsilon  # an upper bound, however it is found
-    # Two rounds of ρ = 0.5, beside what hid the whole client before, and so its records.
-    assert last.dp_epsilon <= gaussian_epsilon(0.5 + 2 * 0.5, 1e-5)
+    asked = {"dp_delta": 1e-5, "method": "pld", "unit": "record"}
+    assert ledger.get_epsilon("0", **asked, run="then") <= last.dp_epsilon  # an upper bound, however it is found
+    # Two rounds of ρ = 0.5; the ledger knows what hid the whole client before, and so its records.
+    assert last.dp_epsilon <= gaussian_epsilon(2 * 0.5, 1e-5)
+    assert last.dp_epsilon < ledger.get_epsilon("0", **asked) <= gaussian_epsilon(0.5 + 2 * 0.5, 1e-5)
     assert ledger.spent("0", "record") == ledger.spent("0", "client") == 0.5  # of the run before
 
 

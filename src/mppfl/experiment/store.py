@@ -52,7 +52,6 @@ from mppfl.training import (
     Log,
     load_checkpoint,
     save_checkpoint,
-    training_key,
 )
 
 if TYPE_CHECKING:
@@ -351,6 +350,8 @@ class Store:
 
     def ledger(self, case: Case, model: nn.Module) -> PrivacyLedger:
         """The account of one case, with every client's cap. Raises where it is that of others."""
+        from mppfl.training import training_key  # PyTorch, for which a report need not wait
+
         spec, protection, names = case.experiment.ledger, case.config.protection, case.data.names
         if spec.file is None and (self.folder is None or not spec.keep):
             ledger = self.resources.enter_context(PrivacyLedger.in_memory())

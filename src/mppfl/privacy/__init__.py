@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         gaussian_epsilon,
         history_deltas,
         history_epsilon,
+        largest_budget,
         poisson_noise_of_plan,
         renyi_losses,
         require_sampling,
@@ -30,13 +31,12 @@ if TYPE_CHECKING:
         discrete_steps,
         doubt,
         exact_draw,
-        grid_of,
         noisy_on_grid,
         price_of_noise,
         system_normals,
         system_words,
     )
-    from .protection import Adjacency, LocalWork, NoiseKind, Protection, Trust, Unit, require_budget
+    from .protection import Adjacency, LocalWork, NoiseKind, Protection, Trust, Unit, grid_of, require_budget
     from .release import (
         NORM_GUARD,
         ReleaseCost,

@@ -37,6 +37,8 @@ SPARE = 0.007  # of a target, that a calibration may leave unused
 MOST_NOISES = 12  # different ones in a calibrated plan: each is a loss distribution more to compose
 FINEST_RATIO = math.log(2) / 4  # of noises that are told apart, as a logarithm
 LEAST_TARGET, MOST_TARGET = 1e-6, 1e3  # ε to which noise is calibrated
+ROUNDING = 1e-9  # of ρ, taken off: more than a sum of any number of rounds gains in floating point
+FINE = 1e-12  # of ρ, to which the largest is sought
 ORDERS = np.array([*range(2, 65), 80, 96, 128, 192, 256, 512, 1024])  # of Rényi divergence
 DELTA_OF_ORDERS = {1.0: 3 / 4, 3 / 4: 1 / 12, 1 / 2: 1 / 12, 1 / 4: 1 / 12}  # of a filter: part of its best order, of δ
 DELTA_OF_NOISE = 0.01  # of a filter's δ, for noise that is only near the one meant
@@ -69,6 +71,24 @@ def epsilon(rho: Any, delta: Any, method: str = "exact") -> Any:
 def gaussian_epsilon(rho: float, delta: float) -> float:
     """The exact dp_epsilon of Gaussian releases that cost ρ together."""
     return epsilon(rho, delta, "exact")
+
+
+def largest_budget(total_epsilon: float, dp_delta: float, method: str = "exact") -> float:
+    """The largest total ρ whose ε at `dp_delta`, by this method of accounting, is at most `total_epsilon`.
+
+    No method finds more than the textbook's ε = ρ + 2√(ρ ln 1/δ), so the search starts from where that one stands.
+    """
+    target = require_number(total_epsilon, "total_epsilon", LEAST_TARGET, MOST_TARGET, open_ends=False)
+    log_inverse = -math.log(require_number(dp_delta, "dp_delta", 0.0, 1.0))
+    low = (target / (math.sqrt(log_inverse + target) + math.sqrt(log_inverse))) ** 2 * (1 - ROUNDING)
+    high = 8 * low
+    while epsilon(high, dp_delta, method) <= target:
+        low, high = high, 8 * high
+    while high - low > FINE * low:
+        between = np.linspace(low, high, 65)
+        kept = int((epsilon(between[1:-1], dp_delta, method) <= target).sum())  # ε grows with ρ
+        low, high = float(between[kept]), float(between[kept + 1])
+    return low * (1 - ROUNDING)
 
 
 def _by_textbook(budgets: Array, deltas: Array) -> Array:

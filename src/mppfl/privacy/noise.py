@@ -31,15 +31,12 @@ from scipy.special import ndtri
 
 from mppfl.arrays import Array, require_number
 from mppfl.errors import BadInput
-from mppfl.privacy.protection import NoiseKind
+from mppfl.privacy.protection import NoiseKind, grid_of
 
 NOISE_KINDS: tuple[NoiseKind, ...] = get_args(NoiseKind)
 Words = NDArray[np.uint64]
 Floats = NDArray[np.floating[Any]]
 
-# Grid steps per standard deviation, at least. The Gaussian grid is fine enough that g√p stays below a hundredth of Δ
-# for a million parameters at ρ = 0.01; the discrete one is limited by its table, 8.3 standard deviations long.
-STEPS_PER_STD: dict[NoiseKind, int] = {"gaussian": 2**20, "discrete": 2**14}
 NOT_EXACT = 2.0**-128  # at most, of a draw of discrete noise in total variation; see exact_draw
 BITS = 320  # of a weight behind the point: a million products lose fewer than 25 of them
 DIGITS = 120
@@ -136,19 +133,6 @@ def price_of_noise(noise_std: float, kind: NoiseKind, num_values: int) -> NoiseP
         return NoisePrice("none")
     far = NOT_EXACT if kind == "discrete" else 0.0
     return NoisePrice(kind, grid, grid * math.sqrt(num_values), min(1.0, num_values * far))
-
-
-def grid_of(noise_std: float, kind: NoiseKind) -> float:
-    """g: the largest power of two that fits STEPS_PER_STD times into the noise; 0 for simulated noise.
-
-    It depends on the noise alone, never on the values.
-    """
-    if kind == "simulated" or noise_std == 0:
-        return 0.0
-    if not 2.0**-900 < noise_std < 2.0**900:
-        raise BadInput(f"noise_std={noise_std:g} leaves no room for a grid. Use one between 1e-270 and 1e270.")
-    _, exponent = math.frexp(noise_std / STEPS_PER_STD[kind])
-    return math.ldexp(1.0, exponent - 1)
 
 
 def chunks(size: int) -> list[slice]:

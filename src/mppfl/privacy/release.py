@@ -24,10 +24,9 @@ from mppfl.privacy.noise import (
     Floats,
     add_noise,
     chunks,
-    grid_of,
     price_of_noise,
 )
-from mppfl.privacy.protection import Adjacency, LocalWork, NoiseKind, Protection, Unit, require_budget
+from mppfl.privacy.protection import Adjacency, LocalWork, NoiseKind, Protection, Unit, grid_of, require_budget
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -38,13 +38,11 @@ from mppfl.errors import BadInput
 from mppfl.privacy.noise import (
     LARGEST_WHOLE_NUMBER,
     NOT_EXACT,
-    STEPS_PER_STD,
     Floats,
     discrete_steps,
-    grid_of,
     whole_numbers,
 )
-from mppfl.privacy.protection import LocalWork, Protection
+from mppfl.privacy.protection import STEPS_PER_STD, LocalWork, Protection, grid_of
 from mppfl.privacy.release import ReleaseCost, clip_and_count
 
 GRID_IN_STDS = 1 / STEPS_PER_STD["gaussian"]  # largest g/√V that `grid_of_sum` gives

@@ -17,14 +17,6 @@ if TYPE_CHECKING:
         weights_of_updates,
     )
     from .audit import audit_sensitivity, audit_training
-    from .budget_unit import (
-        LEAST_EPSILON,
-        MOST_EPSILON,
-        budget_unit_for,
-        delta_for_budgets,
-        largest_budget,
-        with_budget_unit,
-    )
     from .client import (
         MARGIN,
         PURPOSES,
@@ -50,7 +42,7 @@ if TYPE_CHECKING:
         warn_of_overflow,
         with_views,
     )
-    from .job import TrainingJob, training_key
+    from .job import TrainingJob, budget_unit_for, delta_for_budgets, training_key, with_budget_unit
     from .models import (
         MODEL_NAMES,
         NORMS,

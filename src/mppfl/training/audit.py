@@ -27,10 +27,9 @@ from mppfl.privacy import (
 )
 from mppfl.privacy.audit import AuditResult
 from mppfl.spec import TrainingConfig
-from mppfl.training.budget_unit import plan_in_turns
 from mppfl.training.client import ClientSlot, GradientNoise, as_array, batches_of_round, local_work
 from mppfl.training.engines import Engine, choose_engine
-from mppfl.training.job import require_private
+from mppfl.training.job import plan_in_turns, require_private
 from mppfl.training.models import FlatModel, flat_model, load_weights
 from mppfl.training.rounds import train_rounds
 

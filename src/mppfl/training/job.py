@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,13 +18,20 @@ from mppfl.arrays import Array
 from mppfl.data import ClientData
 from mppfl.device import find_device
 from mppfl.errors import BadInput
-from mppfl.game import Plan
-from mppfl.privacy import LocalWork, ReleaseCost, poisson_noise_of_plan
+from mppfl.game import Plan, plan_from_rounds
+from mppfl.privacy import (
+    LocalWork,
+    ReleaseCost,
+    added_delta,
+    largest_budget,
+    poisson_noise_of_plan,
+    price_of_noise,
+    sum_cost,
+)
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.spec import TrainingConfig
 from mppfl.training.aggregate import server_step
-from mppfl.training.budget_unit import plan_in_turns, with_budget_unit
-from mppfl.training.client import as_array, local_work, require_gradients_of_examples
+from mppfl.training.client import as_array, local_work, require_gradients_of_examples, stream
 from mppfl.training.models import FlatModel, flat_model, normalises_over_examples, seeded_layers
 from mppfl.training.records import Checkpoint
 
@@ -90,6 +97,80 @@ class TrainingJob:
         gradients = (protection.release, protection.batches, protection.clip_norm, protection.is_simulated)
         follows = protection.clip_quantile is not None and self.name  # a clip norm of its own
         return (*alike, *table, protection.clips_examples and (*gradients, follows))
+
+
+# ---- whose turn it is, and what a budget of the game is worth ------------------------------------------------------
+
+
+def plan_in_turns(plan: Plan, config: TrainingConfig) -> Plan:
+    """The plan with budgets of those alone whose cohort's turn it is: the k-th round from 0 is that of cohort k mod b.
+
+    Cohorts are drawn from the seed, which is public, and differ by one client at most.
+    """
+    cohorts = config.protection.cohorts
+    if cohorts == 1:
+        return plan
+    if cohorts > plan.num_clients:
+        raise BadInput(f"cohorts={cohorts} of {plan.num_clients} clients leave some empty. Use fewer cohorts.")
+    places = stream(config.stream_seed, "cohorts", 0, 0).permutation(plan.num_clients) % cohorts
+    turns = [
+        replace(terms, budgets=np.where(places == position % cohorts, terms.budgets, 0.0))
+        for position, terms in enumerate(plan)
+    ]
+    return plan_from_rounds(plan.mechanism, turns, plan.notes, plan.participation, plan.against)
+
+
+def with_budget_unit(config: TrainingConfig, plan: Plan, num_parameters: int) -> TrainingConfig:
+    """The configuration with the unit of budgets that keeps its total_epsilon under this plan, where it has one."""
+    total, plan = config.protection.total_epsilon, plan_in_turns(plan, config)
+    if total is None:
+        return config
+    dp_delta = delta_for_budgets(config, total, num_parameters, plan)
+    method = config.protection.accounting if config.protection.is_zcdp else "exact"
+    unit = budget_unit_for(plan, total, dp_delta, method)
+    return replace(config, protection=replace(config.protection, total_epsilon=None, budget_unit=unit))
+
+
+def budget_unit_for(plan: Plan, total_epsilon: float, dp_delta: float, method: str = "exact") -> float:
+    """The largest unit with which nobody's ε at `dp_delta` exceeds `total_epsilon` by the end of the plan.
+
+    unit = ρ(ε, δ) / max_i Σ_t ρ_i(t), with ρ(ε, δ) of `largest_budget`. The client with the largest total
+    ends at ε, up to a billionth; the others end below. Raises where budgets are infinite, or nobody participates.
+    """
+    totals = np.zeros(plan.num_clients)
+    for terms in plan:
+        totals += np.where(terms.budgets > 0, terms.budgets, 0.0)
+    most = float(totals.max(initial=0.0))
+    if math.isinf(most):
+        raise BadInput(
+            f"total_epsilon={total_epsilon:g} cannot be kept by {plan.mechanism!r}, whose budgets are infinite: it "
+            "adds no noise. Leave that mechanism out, or give budget_unit instead."
+        )
+    if most == 0:
+        raise BadInput(f"total_epsilon={total_epsilon:g} gives no unit: under {plan.mechanism!r} nobody participates.")
+    return largest_budget(total_epsilon, dp_delta, method) / most
+
+
+def delta_for_budgets(config: TrainingConfig, total_epsilon: float, num_parameters: int, plan: Plan) -> float:
+    """What remains of dp_delta for budgets, after what drawing the noise may itself add to it over all rounds."""
+    protection, rounds = config.protection, len(plan)
+    work = LocalWork(1, config.local_epochs, config.num_steps)
+    if protection.opens_sums:
+        drawn = sum_cost(protection, "", 1.0, plan.num_clients, num_parameters).extra_delta
+    else:
+        # Just below a power of two the noise is the most steps of its grid wide, and its table the longest there is.
+        drawn = price_of_noise(math.nextafter(1.0, 0.0), protection.noise, num_parameters).extra_delta
+    extra = rounds * (protection.queries(work) if protection.is_zcdp else work.num_batches) * drawn
+    left = protection.dp_delta - float(added_delta(total_epsilon, extra))
+    if left <= 0:
+        raise BadInput(
+            f"dp_delta={protection.dp_delta:g} is used up by {protection.noise} noise on {num_parameters:,} parameters "
+            f"in {rounds:,} rounds. Use a larger dp_delta, or noise='gaussian'."
+        )
+    return left
+
+
+# ---- which training it is, and whether all of it fits together ----------------------------------------------------
 
 
 def training_key(model: nn.Module, job: TrainingJob) -> str:
