@@ -292,7 +292,7 @@ STATEMENTS = (
         "its sweeps converge to the fixed point of φ",
         algorithm_1,
         "a-algorithm-1",
-        "tests/reproduction/test_algorithm_1.py",
+        "tests/reproduction/test_figures.py",
     ),
     Statement(
         "Existence of the equilibrium",

@@ -15,10 +15,8 @@ from pytest import approx
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks" / "peers"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-import lap
 from torch_models import layers_of
 
-import growth
 import peers
 import private_accuracy
 from mppfl.training import make_model
@@ -38,21 +36,6 @@ def a_result(plain_cpu=5.0, peer_loss=1.0, failure=None):
     flower = peers.TrainingState(peers.FLOWER, [a_run(9.0, 9.0, peer_loss)], [a_run(1.0, 1.0)], failure)
     weights = {name: {"1.weight": np.zeros(3)} for name in ("mppfl", peers.PLAIN.name, peers.FLOWER.name)}
     return peers.summary(race, [plain, flower], weights, loss_before=2.3)
-
-
-def test_a_workload_comes_back_from_its_file_and_its_batches_cover_every_example_once(tmp_path):
-    workload, _, _ = peers.workload_of(peers.small(peers.RACES[0]))
-    workload.save(tmp_path / "workload.npz")
-    back = lap.Workload.load(tmp_path / "workload.npz")
-    assert (back.model, back.batch_size, back.learning_rate) == ("mlp", 20, 0.01)
-    for one, other in ((vars(back), vars(workload)), (back.weights, workload.weights)):
-        arrays = [name for name, value in other.items() if isinstance(value, np.ndarray)]
-        assert one.keys() == other.keys()
-        assert all((one[name] == other[name]).all() for name in arrays)
-    workload = lap.Workload("mlp", 20, 0.1, np.zeros((2, 50, 1)), np.zeros((2, 50)), {})
-    covered = [example for rows in workload.batches() for example in range(50)[rows]]
-    assert covered == list(range(50))
-    assert [rows.stop - rows.start for rows in workload.batches()] == [20, 20, 10]  # the last may be short
 
 
 @pytest.mark.parametrize("model", ["mlp", "cnn_fmnist"])
@@ -84,18 +67,6 @@ def test_a_peer_that_ends_at_another_loss_is_told_and_agreement_without_progress
     assert " NO " in peers.table(result)
     assert not peers.is_well(result)
     assert not peers.agrees([a_run(1, 1, loss=2.3)], reference=2.3, before=2.3)
-
-
-@pytest.mark.parametrize("axis", ["clients", "parameters"])
-def test_growth_measures_one_row_for_every_size(axis, monkeypatch):
-    monkeypatch.setattr(growth, "CLIENTS", (2, 3))
-    monkeypatch.setattr(growth, "WIDTHS", {"cpu": (4, 8)})
-    monkeypatch.setattr(growth, "SMALL", replace(growth.SMALL, clients=2, examples=6, shape=(1, 4, 4)))
-    monkeypatch.setattr(growth, "LARGE", {"cpu": growth.SMALL})
-    monkeypatch.setattr(growth, "trained", lambda case: growth.engine_gpu.measure(case, 1))
-    rows = growth.AXES[axis]("cpu")
-    assert [row["size"] for row in rows] == ([2, 3] if axis == "clients" else [785 * 4 + 50, 785 * 8 + 90])
-    assert all(row["seconds"] > 0 and row["engine"].startswith("dense, CPU, float32") for row in rows)
 
 
 def test_a_cell_of_private_accuracy_keeps_its_epsilon_takes_the_best_held_out_choice_and_is_made_once(

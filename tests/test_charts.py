@@ -1,7 +1,6 @@
 """Charts: every axis has a name and a unit; one description for the page, for a file and for a screen reader."""
 
 import json
-import re
 from dataclasses import replace
 from functools import partial
 
@@ -16,10 +15,10 @@ from mppfl.charts import (
     Bars,
     Chart,
     Line,
+    for_page,
     in_words,
     slots_of,
     thinned,
-    to_plotly,
     write_figure,
 )
 from mppfl.errors import BadInput
@@ -62,64 +61,11 @@ def test_a_chart_cannot_exist_in_a_wrong_state(make, words):
 
 
 @pytest.mark.parametrize("chart", ALL, ids=lambda chart: chart.key)
-@pytest.mark.parametrize("dark", [False, True])
-def test_plotly_accepts_every_figure_whose_text_can_be_read_from_afar_and_axes_say_what_they_are(chart, dark):
-    from plotly.graph_objects import Figure
-
-    made = to_plotly(chart, dark)
-    figure = Figure(**made)  # checks every key and value
-    assert figure.layout.uirevision == chart.key
-    assert figure.layout.transition.duration is None  # drawn at once, not moved there
-    assert figure.layout.paper_bgcolor == figure.layout.plot_bgcolor == "rgba(0,0,0,0)"
-    assert json.loads(json.dumps(made, allow_nan=False)) == made
-    assert min(map(int, re.findall(r'"size": (\d+)', json.dumps(made["layout"])))) >= 13
-    assert figure.layout.xaxis.title.text == chart.x.label
-    assert figure.layout.yaxis.title.text == chart.y.label
-
-
-def contrast(one, other):
-    """Ratio of relative luminances by WCAG 2."""
-
-    def luminance(colour):
-        parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-        r, g, b = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
-        return 0.2126 * r + 0.7152 * g + 0.0722 * b
-
-    high, low = sorted((luminance(one), luminance(other)), reverse=True)
-    return (high + 0.05) / (low + 0.05)
-
-
-@pytest.mark.parametrize(("dark", "page"), [(False, "#ffffff"), (True, "#12161b")])
-def test_lines_differ_in_colour_dash_and_marker_bars_in_pattern_and_the_first_stand_out_from_the_page(dark, page):
-    many = Chart("many", "Many", ROUNDS, MONEY, tuple(Line(str(k), k, X, X + k) for k in range(6)))
-    made = to_plotly(many, dark)
-    drawn = made["data"]
-    for part, feature in (("line", "color"), ("line", "dash"), ("marker", "symbol")):
-        assert len({trace[part][feature] for trace in drawn}) == 6
-    first, second = (trace["marker"]["pattern"]["shape"] for trace in to_plotly(BARS, dark)["data"])
-    assert first != second
-    assert contrast(made["layout"]["font"]["color"], page) > 7
-    assert min(contrast(trace["line"]["color"], page) for trace in drawn[:4]) > 3
-
-
-def test_gaps_are_gaps_and_a_band_goes_round_its_line():
-    band, ours, theirs = to_plotly(LINES, False)["data"]
-    assert theirs["y"] == [1.0, None, None, 2.0, 3.0]
-    assert band["x"] == [1, 2, 3, 4, 5, 5, 4, 3, 2, 1]
-    assert band["y"][:5] == [x**3 for x in range(1, 6)]
-    assert band["y"][:4:-1] == [1, 2, 3, 4, 5]
-    assert band["legendgroup"] == ours["legendgroup"] != theirs["legendgroup"]
-    assert "money" in ours["hovertemplate"]
-
-
-def test_names_are_words_and_never_markup_and_a_long_axis_has_its_unit_on_a_line_of_its_own():
-    made = to_plotly(POINTS, False)
-    assert made["data"][0]["customdata"][2] == "&lt;b&gt;c&lt;/b&gt;"
-    assert "%{x}" not in made["data"][0]["hovertemplate"].replace("%{x:.4~g}", "")
-    strange = Chart("strange", "<i>T</i>", ROUNDS, MONEY, (Line("<a href='x'>l</a>", 0, X, X),))
-    assert "<a" not in json.dumps(to_plotly(strange, False))
-    long = to_plotly(Chart("long", "Long", Axis("external risk", "ρ of zCDP, per round"), MONEY), False)
-    assert long["layout"]["xaxis"]["title"]["text"] == "external risk<br>(ρ of zCDP, per round)"
+def test_a_page_is_given_plain_json_in_which_gaps_are_null_and_words_are_said(chart):
+    said = for_page(chart)
+    assert json.loads(json.dumps(said, allow_nan=False))["key"] == chart.key
+    assert said["words"] == in_words(chart)
+    assert [line["y"] for line in for_page(LINES)["lines"]][1] == [1.0, None, None, 2.0, 3.0]
 
 
 def test_long_lines_are_thinned_without_losing_ends_or_extremes():
@@ -132,8 +78,8 @@ def test_long_lines_are_thinned_without_losing_ends_or_extremes():
     assert {0, len(y) - 1, 71_003, 3_333} <= set(kept.tolist())
     assert np.isnan(y[kept]).any()  # the gap is still one
     assert thinned(y[:MOST_POINTS]).tolist() == list(range(MOST_POINTS))
-    trace = to_plotly(Chart("long", "Long", ROUNDS, MONEY, (Line("l", 0, np.arange(len(y)), y),)), False)["data"][0]
-    assert len(trace["x"]) == len(kept)
+    (line,) = for_page(Chart("long", "Long", ROUNDS, MONEY, (Line("l", 0, np.arange(len(y)), y),)))["lines"]
+    assert len(line["x"]) == len(kept)
 
 
 # ---- for everybody ------------------------------------------------------------------------------------------------
@@ -162,5 +108,3 @@ def test_every_mechanism_has_a_slot_and_colour_of_its_own_and_a_second_run_of_it
     assert len(set(MECHANISM_SLOTS.values())) == len(MECHANISMS)
     assert slots_of(["dp_fedavg", "mppfl"]) == [MECHANISM_SLOTS["dp_fedavg"], MECHANISM_SLOTS["mppfl"]]
     assert slots_of(["mppfl", "mppfl", "my own", "social_agnostic"]) == [0, 2, 3, 1]
-    drawn = to_plotly(replace(BARS, label_slots=(0, 2)), False)["data"]
-    assert drawn[0]["marker"]["color"] == drawn[1]["marker"]["color"] == ["#0072b2", "#009e73"]

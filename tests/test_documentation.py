@@ -167,7 +167,7 @@ def test_the_ten_lines_of_the_readme_run_and_its_commands_are_in_the_makefile():
     learned, spent = map(float, printed.split()[-2:])
     assert learned > 0.7
     assert spent <= 2
-    alone = ran("-c", block.replace('trust="secure_sum"', 'trust="local"').replace("discrete", "gaussian"))
+    alone = ran("-c", block.replace('trust="secure_sum"', 'trust="local"').replace("discrete", "simulated"))
     assert float(alone.split()[-2]) < 0.65
     assert len(block.strip().splitlines()) <= 12
     makefile = (ROOT / "Makefile").read_text()

@@ -8,22 +8,14 @@ import pytest
 import mppfl
 
 PUBLIC = [
-    *("BadFile", "BadInput", "BudgetExceeded", "ClientData", "Clients", "Experiment", "Game", "GameSpec", "Horizon"),
-    *("Mechanism", "MppflError", "NoEquilibrium", "NotConverged", "Outcome", "Plan", "PrivacyLedger", "Protection"),
-    *("ReleaseCost", "RoundRecord", "RoundTerms", "Run", "SocialGraph", "Solution", "TrainingConfig", "TrainingJob"),
-    *(
-        "client_data",
-        "compare",
-        "draw_clients",
-        "exposure_sources",
-        "graph_from_edges",
-        "graph_from_matrix",
-        "load_dataset",
-    ),
-    *("load_plan", "load_run", "load_solution", "load_weights", "make_game", "make_model", "plan_from_rounds"),
-    *("random_graph", "read_clients", "read_experiment", "read_graph", "release_updates"),
-    *("respond", "run_experiment", "run_from_records", "solve", "split_dataset", "sweep", "train_many"),
-    *("train_rounds", "write_report"),
+    *("BadFile", "BadInput", "BudgetExceeded", "ClientData", "Clients", "Experiment", "Game", "GameSpec"),
+    *("Horizon", "Mechanism", "MppflError", "NoEquilibrium", "NotConverged", "Outcome", "Plan", "PrivacyLedger"),
+    *("Protection", "ReleaseCost", "RoundRecord", "RoundTerms", "Run", "SocialGraph", "Solution"),
+    *("TrainingConfig", "TrainingJob", "client_data", "compare", "draw_clients", "exposure_sources"),
+    *("graph_from_edges", "graph_from_matrix", "load_dataset", "load_plan", "load_run", "load_solution"),
+    *("load_weights", "make_game", "make_model", "plan_from_rounds", "random_graph", "read_clients"),
+    *("read_experiment", "read_graph", "release_updates", "respond", "run_experiment", "run_from_records"),
+    *("solve", "split_dataset", "sweep", "train_many", "train_rounds", "write_report"),
 ]
 
 

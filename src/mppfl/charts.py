@@ -1,4 +1,4 @@
-"""Charts: one description of a figure, drawn by Plotly on a page or by Matplotlib into a file; colours; alt text.
+"""Charts: one description of a figure, for a page that draws it or by Matplotlib into a file; colours; alt text.
 
 Every axis has a name and a unit: a chart without them cannot be made.
 """
@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import itertools
 import math
-import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from html import escape
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +20,9 @@ from mppfl.text import finite, number
 
 # ---- colours -------------------------------------------------------------------------------------------------------
 
-# Okabe & Ito's colours, darker or paler where a page needs it; --c0 to --c7 of the report's style sheet are the same.
+# Okabe & Ito's colours, darker where paper needs it; --c0 to --c7 of the pages' style sheets are the same.
 ON_LIGHT = ("#0072b2", "#d55e00", "#009e73", "#b8569a", "#c98a00", "#3a9bd9", "#5d5d5d", "#948600")
-ON_DARK = ("#4da6e0", "#f0813d", "#2cc295", "#e39bc4", "#f2b233", "#8bd0f5", "#b9b9b9", "#d9cc3c")
 DASHES = ("", "9 4", "3 3", "12 4 3 4", "6 2 2 2", "1 4", "14 3", "5 5")  # lengths of strokes and gaps, pixels
-SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "pentagon")
-PATTERNS = ("", "/", "x", ".", "-", "+")
 VIRIDIS = ("#440154", "#482878", "#3e4989", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725")
 # Colour and dash of each mechanism, the same on every page. From 8 on, colours repeat with another dash.
 MECHANISM_SLOTS = {
@@ -56,9 +51,9 @@ def slots_of(mechanisms: Sequence[str]) -> list[int]:
     return [first.pop(name) if name in first else next(free) for name in mechanisms]
 
 
-def colour_of(slot: int, dark: bool = False) -> str:
-    """The colour of a slot on a light or a dark page."""
-    return (ON_DARK if dark else ON_LIGHT)[slot % len(ON_LIGHT)]
+def colour_of(slot: int) -> str:
+    """The colour of a slot on paper."""
+    return ON_LIGHT[slot % len(ON_LIGHT)]
 
 
 def dash_of(slot: int) -> str:
@@ -168,11 +163,6 @@ class Chart:
                 raise BadInput(f"bars {group.name!r} have {len(group.values)} values for {len(self.labels)} labels.")
 
     @property
-    def is_cloud(self) -> bool:
-        """Whether its lines are clouds of points."""
-        return any(line.labels for line in self.lines)
-
-    @property
     def is_empty(self) -> bool:
         """Whether there is nothing to draw."""
         values = [line.y for line in self.lines] + [group.values for group in self.bars]
@@ -239,184 +229,28 @@ def cut(label: str, most: int) -> str:
     return label if len(label) <= most else label[: most - 1] + "…"
 
 
-# ---- for a page, by Plotly -----------------------------------------------------------------------------------------
+# ---- for a page, whose script draws it by Plotly -------------------------------------------------------------------
 
 MOST_POINTS = 2000  # of a line that are sent to the browser
-MARKED_BELOW = 32  # points of a line that get a marker each
-FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
-ONE_LINE = 26  # letters of an axis' name that fit beside a small figure
-HEIGHT = 340  # pixels; charts of bars grow with their rows
 
 
-def to_plotly(chart: Chart, dark: bool) -> dict[str, Any]:
-    """The figure for Plotly on a light or a dark page; the reader's zoom is kept while chart.key is the same.
-
-    A plain dict: Plotly's own classes check it key by key, which takes longer than solving the game. Lines are told
-    apart by colour, dash and marker, bars by colour and pattern. Text is 13 pixels or more.
-    """
-    traces = [trace for line in chart.lines for trace in _line_traces(line, chart, dark)]
-    traces += [_bar_trace(group, position, chart, dark) for position, group in enumerate(chart.bars)]
-    return {"data": traces, "layout": _layout(chart, dark)}
-
-
-def _line_traces(line: Line, chart: Chart, dark: bool) -> list[dict[str, Any]]:
-    if line.labels:
-        return [_cloud_trace(line, chart, dark)]
-    kept, colour, name = thinned(line.y), colour_of(line.slot, dark), escape(line.name)
-    dash = dash_of(line.slot)
-    hover = f"<b>%{{fullData.name}}</b> %{{y:.4~g}} {escape(chart.y.unit)}"
-    trace: dict[str, Any] = {
-        "type": "scatter",
-        "mode": "lines+markers" if len(kept) < MARKED_BELOW else "lines",
-        "name": name,
-        "legendgroup": str(line.slot),
-        "x": _values(line.x[kept]),
-        "y": _values(line.y[kept]),
-        "line": {"color": colour, "width": 2, "dash": dash.replace(" ", "px,") + "px" if dash else "solid"},
-        "marker": {"color": colour, "size": 6, "symbol": SYMBOLS[line.slot % len(SYMBOLS)]},
-        "hovertemplate": hover + "<extra></extra>",
-    }
-    if line.low is None or line.high is None:
-        return [trace]
-    low, high = line.low[kept], line.high[kept]
-    trace["customdata"] = [list(pair) for pair in zip(_values(low), _values(high), strict=True)]
-    trace["hovertemplate"] = hover + "<br>from %{customdata[0]:.4~g} to %{customdata[1]:.4~g}<extra></extra>"
-    drawn = np.isfinite(low) & np.isfinite(high)
-    x = _values(line.x[kept][drawn])
-    # The more bands lie over each other, the fainter they are.
-    opacity = 0.18 if sum(line.low is not None for line in chart.lines) <= 2 else 0.07
-    rgb = ",".join(str(int(colour[part : part + 2], 16)) for part in (1, 3, 5))
-    band = {
-        "type": "scatter",
-        "mode": "lines",
-        "name": name,
-        "legendgroup": str(line.slot),
-        "showlegend": False,
-        "hoverinfo": "skip",
-        "x": x + x[::-1],
-        "y": _values(high[drawn]) + _values(low[drawn])[::-1],
-        "fill": "toself",
-        "fillcolor": f"rgba({rgb},{opacity})",
-        "line": {"width": 0},
-    }
-    return [band, trace]
-
-
-def _bar_trace(group: Bars, position: int, chart: Chart, dark: bool) -> dict[str, Any]:
-    by_label = [colour_of(slot, dark) for slot in chart.label_slots]
+def for_page(chart: Chart) -> dict[str, Any]:
+    """The chart as JSON, which the explorer's charts.js draws in the page's colours: lines thinned, gaps as null."""
+    lines = []
+    for line in chart.lines:
+        kept, arrays = thinned(line.y), {"x": line.x, "y": line.y, "low": line.low, "high": line.high}
+        values = {name: None if array is None else _values(array[kept]) for name, array in arrays.items()}
+        said = {"name": line.name, "slot": line.slot, "dash": dash_of(line.slot), "labels": line.labels}
+        lines.append(said | values)
     return {
-        "type": "bar",
-        "orientation": "h",
-        "name": escape(group.name),
-        # Positions, not labels: two clients may have the same beginning, and Plotly would add up equal labels.
-        "y": list(range(len(chart.labels))),
-        "x": _values(group.values),
-        "customdata": [escape(label) for label in chart.labels],
-        "marker": {
-            "color": by_label or colour_of(group.slot, dark),
-            "pattern": {"shape": PATTERNS[position % len(PATTERNS)], "size": 6, "solidity": 0.35},
-        },
-        "hovertemplate": f"%{{customdata}}: <b>%{{x:.4~g}}</b> {escape(chart.x.unit)}<extra>%{{fullData.name}}</extra>",
+        **{name: getattr(chart, name) for name in ("key", "title", "labels", "label_slots", "marked", "note")},
+        "x": asdict(chart.x),
+        "y": asdict(chart.y),
+        "lines": lines,
+        "bars": [{"name": bars.name, "slot": bars.slot, "values": _values(bars.values)} for bars in chart.bars],
+        "words": in_words(chart),
+        "empty": chart.is_empty,
     }
-
-
-def _cloud_trace(cloud: Line, chart: Chart, dark: bool) -> dict[str, Any]:
-    many = len(cloud.labels) > 300
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": escape(cloud.name),
-        "x": _values(cloud.x),
-        "y": _values(cloud.y),
-        "customdata": [escape(label) for label in cloud.labels],
-        "marker": {
-            "color": colour_of(cloud.slot, dark),
-            "size": 14 if cloud is not chart.lines[0] and len(cloud.labels) == 1 else 6 if many else 9,
-            "opacity": 0.55 if many else 0.85,
-            "symbol": SYMBOLS[cloud.slot % len(SYMBOLS)],
-        },
-        "hovertemplate": "<b>%{customdata}</b>"
-        f"<br>{escape(chart.x.name)} %{{x:.4~g}} {escape(chart.x.unit)}"
-        f"<br>{escape(chart.y.name)} %{{y:.4~g}} {escape(chart.y.unit)}<extra></extra>",
-    }
-
-
-def _layout(chart: Chart, dark: bool) -> dict[str, Any]:
-    text = "#e6e9ed" if dark else "#1b1f24"
-    grid = "#2c343d" if dark else "#e3e6ea"
-    rows, groups = len(chart.labels), len(chart.bars)
-    several = max(len(chart.lines), groups) > 1
-    # Each further line of the legend, on a phone, would be taken from the figure.
-    height = HEIGHT + 20 * max(0, len(chart.lines) - 3)
-    at_the_left = {"x": 0, "xanchor": "left", "yref": "container"}
-    title = {"text": f"<b>{escape(chart.title)}</b>", "font": {"size": 16}, "pad": {"l": 8, "t": 10}}
-    layout: dict[str, Any] = {
-        "title": {**title, **at_the_left, "xref": "container", "y": 1, "yanchor": "top"},
-        "font": {"family": FONT, "size": 13, "color": text},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "margin": {"l": 8, "r": 12, "t": 44, "b": 8},
-        "height": max(220, 110 + 30 * several + rows * (8 + 14 * groups)) if rows else height,
-        "autosize": True,
-        "xaxis": _axis(chart.x, text, grid),
-        "yaxis": _axis(chart.y, text, grid),
-        "showlegend": several,
-        # Under the x axis' name, growing downwards: it makes room for itself and covers nothing.
-        "legend": {
-            **{"orientation": "h", "font": {"size": 13}, "bgcolor": "rgba(0,0,0,0)", "itemwidth": 40},
-            **{**at_the_left, "y": 0, "yanchor": "bottom"},
-        },
-        "hovermode": "x unified" if chart.lines and not chart.is_cloud else "closest",
-        "hoverlabel": {
-            "font": {"size": 13, "color": text},
-            "bgcolor": "#1d242c" if dark else "#ffffff",
-            "bordercolor": grid,
-        },
-        "uirevision": chart.key,
-        "shapes": [],
-        "annotations": [],
-    }
-    if chart.lines and not chart.is_cloud:
-        layout["xaxis"] |= {"hoverformat": ".4~g", "zeroline": False}
-        layout["xaxis"]["unifiedhovertitle"] = {"text": f"{escape(chart.x.name)} %{{x}}"}
-    if rows:
-        layout["bargap"], layout["bargroupgap"] = 0.25, 0.05
-        layout["yaxis"] |= {
-            "autorange": "reversed",
-            "tickmode": "array",
-            "tickvals": list(range(rows)),
-            "ticktext": [escape(cut(label, 22)) for label in chart.labels],  # hovering shows the whole
-            "showgrid": False,
-            "zeroline": False,
-        }
-    if chart.marked is not None:
-        dotted = {"color": text, "width": 1, "dash": "dot"}
-        ends = {"x0": chart.marked, "x1": chart.marked, "yref": "paper", "y0": 0, "y1": 1}
-        layout["shapes"] = [{"type": "line", **ends, "layer": "below", "line": dotted}]
-    if chart.is_empty:
-        layout["annotations"] = [
-            {"text": "nothing to show yet", "showarrow": False, "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5}
-        ]
-    return layout
-
-
-def _axis(axis: Axis, text: str, grid: str) -> dict[str, Any]:
-    between = "<br>" if len(axis.label) > ONE_LINE else " "  # two lines where one would not fit on a phone
-    return {
-        "title": {"text": f"{escape(axis.name)}{between}({escape(axis.unit)})", "font": {"size": 14}, "standoff": 8},
-        "type": "log" if axis.log else "linear",
-        "automargin": True,
-        "tickfont": {"size": 13},
-        "gridcolor": grid,
-        "linecolor": text,
-        "showline": True,
-        "ticks": "outside",
-        "ticklen": 4,
-        "zeroline": not axis.log,
-        "zerolinecolor": text,
-        "zerolinewidth": 1,
-        "exponentformat": "power",
-    } | ({"dtick": 1} if axis.log else {})  # powers of ten alone: Plotly writes those between them too small to read
 
 
 def thinned(values: Array, most: int = MOST_POINTS) -> IntArray:
@@ -442,19 +276,15 @@ def _values(values: Array) -> list[float | None]:
 
 # ---- for a file, by Matplotlib -------------------------------------------------------------------------------------
 
-_ONE_AT_A_TIME = threading.Lock()  # Matplotlib's settings belong to the whole process
-
 
 def write_figure(charts: Sequence[Chart], path: str | Path, columns: int = 2) -> None:
     """Charts of bars, so many side by side, as .png, .pdf or .svg by the ending of the path."""
     from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     rows = math.ceil(len(charts) / columns)
-    with _ONE_AT_A_TIME, rc_context({"text.parse_math": False}):
+    with rc_context({"text.parse_math": False}):
         figure = Figure(figsize=(5 * columns, 3.4 * rows), layout="constrained")
-        FigureCanvasAgg(figure)
         panels = figure.subplots(rows, columns, squeeze=False)
         for panel, chart in zip(panels.flat, charts, strict=False):
             _draw_bars(panel, chart)

@@ -320,19 +320,40 @@ class TrainingConfig(Spec):
 @documented
 @dataclass(frozen=True, slots=True, repr=False)
 class LedgerSpec(Spec):
-    """What a client may spend in all, and whether a file is kept.
+    """What a client may spend in all, and in which file the account is kept.
 
     Args:
         {fields}
+
+    Raises:
+        BadInput: A value is out of its range, or a file is named and none is to be kept.
     """
 
     TABLE: ClassVar[str] = "ledger"
 
+    file: Annotated[
+        str | None,
+        About(
+            "The account that several trainings of the same clients charge, and whose caps bind them all; left out, "
+            "the training's own, in its folder."
+        ),
+    ] = None
     cap: Annotated[float | None, About("ρ that any client may spend in all.", "", 0)] = None
     caps: Annotated[dict[str, float], About("The same for single clients, by name.", "", 0)] = field(
         default_factory=dict
     )
+    epsilon_cap: Annotated[
+        float | None,
+        About("ε at the protection's dp_delta that any client may reach in all, also by samples.", "", 0),
+    ] = None
+    epsilon_caps: Annotated[dict[str, float], About("The same for single clients, by name.", "", 0)] = field(
+        default_factory=dict
+    )
     keep: Annotated[bool, About("Whether the account is kept as a file.")] = True
+
+    def _check(self) -> None:
+        if self.file is not None and not self.keep:
+            raise BadInput(f"file={shown(self.file)} is to be kept, and keep=false keeps none. Leave one of them out.")
 
 
 @documented
@@ -438,14 +459,14 @@ class Experiment(Spec):
         if count > 1 and not self.training.protection.is_simulated:
             raise BadInput(
                 f"protection.noise={self.training.protection.noise!r} releases the same data in each of {count} "
-                "trainings, whose accounts do not know of each other. Train one at a time, or compare them with "
-                "noise='simulated'."
+                "trainings, of which one is enough. Train one at a time, on the same ledger.file, or compare them "
+                "with noise='simulated'."
             )
         option = next((name for name in ("cap", "caps") if getattr(self.ledger, name)), None)
         if option is not None and not self.training.protection.is_zcdp:
             raise BadInput(
                 f"ledger.{option} is ρ that adds up over rounds, and samples have none: whoever is capped would never "
-                "participate. Remove it, or use batches='shuffled' and client_rate=1."
+                f"participate. Remove it, use epsilon_{option}, or use batches='shuffled' and client_rate=1."
             )
 
     def __repr__(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -18,42 +17,20 @@ OF_THE_PAPER = ("--preset", "paper-like", "--rounds", 60, "--fixed-budget", "mea
 FOUR = ("--mechanisms", ",".join(("mppfl", *BASELINES)))
 
 
-def row_of(comparison, mechanism, convention="own", game=0):
-    """The only row of a mechanism in a game."""
-    key = (game, mechanism, convention)
-    (row,) = (r for r in comparison["games"] if (r["game"], r["mechanism"], r["convention"]) == key)
-    return row
-
-
-def require_the_papers_order(comparison):
-    """Under the common reward MPPFL is cheapest and kindest in every game; gives the number of games."""
-    games = defaultdict(dict)
-    for row in comparison["games"]:
-        if row["convention"] == "common":
-            games[row["game"]][row["mechanism"]] = row
-    for rows in games.values():
-        assert all(rows["mppfl"]["server_cost"] < rows[name]["server_cost"] for name in BASELINES)
-        assert rows["mppfl"]["welfare"] > rows["social_agnostic"]["welfare"]
-        assert rows["social_agnostic"]["welfare"] > rows["dp_fedavg"]["welfare"] > rows["random"]["welfare"]
-    return len(games)
-
-
-# ---- what comes out ---------------------------------------------------------------------------------------------
-
-
 def test_price_of_anarchy_and_payments_within_a_limit_of_two_friends_by_hand(mppfl, friends):
     options = (*friends, "--rounds", 2, "--mechanisms", "mppfl,budget_limited", "--payment-limit", 0.3, "--json")
     comparison = mppfl("compare", *options, "--optimum").json
     # At rate r the equilibrium's welfare is 2(rρ − (1.5ρ)²) at ρ = r/3, r²/6; the optimum ρ = 2r/9 gives 2r²/9.
-    anarchy = [row["price_of_anarchy"] for row in comparison["games"] if row["mechanism"] == "mppfl"]
-    assert anarchy == approx([4 / 3, 4 / 3])
-    assert row_of(comparison, "budget_limited")["payments"] == approx(2 * 0.3)
-    # Under the common reward it would pay what mppfl pays, above its limit: it is not shown there.
-    assert [r["mechanism"] for r in comparison["games"] if r["convention"] == "common"] == ["mppfl"]
+    rows = {(row["mechanism"], row["convention"]): row for row in comparison["games"]}
+    # Under the common reward budget_limited would pay what mppfl pays, above its limit: it is not shown there.
+    assert set(rows) == {("mppfl", "common"), ("mppfl", "own"), ("budget_limited", "own")}
+    assert [rows["mppfl", rates]["price_of_anarchy"] for rates in ("common", "own")] == approx([4 / 3, 4 / 3])
+    assert rows["budget_limited", "own"]["payments"] == approx(2 * 0.3)
 
 
-def test_the_table_shows_each_mechanism_once_per_convention(mppfl):
-    answer = mppfl("compare", "--num-clients", 6, "--rounds", 3, "--seeds", 2)
+def test_the_table_shows_each_mechanism_once_per_convention_and_a_figure_is_written_where_asked(mppfl, tmp_path):
+    path = tmp_path / "new folder" / "costs.png"
+    answer = mppfl("compare", "--num-clients", 6, "--rounds", 3, "--seeds", 2, "--figure", path)
     lines = answer.stdout.splitlines()
     assert (answer.code, answer.stderr) == (0, "")
     titles = [k for k, line in enumerate(lines) if " reward: " in line]
@@ -61,23 +38,14 @@ def test_the_table_shows_each_mechanism_once_per_convention(mppfl):
     assert all("(3 rounds, 2 seeds)" in lines[k] for k in titles)
     own = [line.split()[0] for line in lines[titles[1] :] if line.split() and line.split()[0] in COMPARED]
     assert own == list(COMPARED)
+    assert lines[-1] == f"figure: {path}"
+    assert path.read_bytes().startswith(b"\x89PNG\r\n")
 
 
 def test_nothing_is_said_of_mppfl_where_it_was_not_compared(mppfl):
     shown = mppfl("compare", "--mechanisms", "social_agnostic,random", "--rounds", 3, "--num-clients", 6).stdout
     rows = [line.rstrip() for line in shown.splitlines() if line.split()[:1] in (["social_agnostic"], ["random"])]
     assert (len(rows), {row[-1] for row in rows}) == (4, {"–"})
-
-
-def test_a_figure_is_written_where_it_is_asked_for(mppfl, tmp_path):
-    path = tmp_path / "new folder" / "costs.png"
-    answer = mppfl("compare", "--num-clients", 6, "--rounds", 2, "--seeds", 2, *FOUR, "--figure", path)
-    assert (answer.code, answer.stderr) == (0, "")
-    assert answer.stdout.endswith(f"figure: {path}\n")
-    assert path.read_bytes().startswith(b"\x89PNG\r\n")
-
-
-# ---- the paper's trends (docs/model.md, presets) ----------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -94,10 +62,6 @@ def test_thirty_games_of_the_papers_setting_agree_with_an_independent_measuremen
         assert abs(mine["welfare"] - welfare) < 3 * mine["welfare_sd"] * np.sqrt(2 / 30)
         ratio = mine["server_cost"] / means["mppfl"]["server_cost"]
         assert ratio == approx(cost / 1372, rel=0.02)
-    assert require_the_papers_order(comparison) == 30
-
-
-# ---- an experiment file instead of options ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shown", [{"mechanism": "dp_fedavg"}, {}])
@@ -121,13 +85,8 @@ def test_an_equilibrium_that_may_not_be_the_only_one_is_said_to_be_so(mppfl, wri
     assert answer.stderr == f"note: {note}\n"
     risk = mppfl("risk", *options[:-2], "--json")
     assert (risk.json["notes"], risk.stderr) == ([note], f"note: {note}\n")
-    assert all(row["notes"].count(note) == 1 for row in answer.json["games"])
-    shown = mppfl("compare", *options, "--mechanisms", "mppfl,dp_fedavg")
-    assert (shown.stdout + shown.stderr).count("is not below 1") == 1
     several = mppfl("compare", *options, "--mechanisms", "mppfl", "--seeds", 2, "--json").json["notes"]
     assert several == [f"{note} (so, or with another αS, in 2 of 2 games)"]
-    quiet = mppfl("compare", *options[:2], "--mechanisms", "mppfl", "--rounds", 1, "--json")
-    assert (quiet.json["notes"], quiet.stderr) == ([], "")
 
 
 def test_whoever_loses_clients_is_told_how_to_read_costs_and_no_number_is_cut(mppfl, write):

@@ -38,9 +38,6 @@ def as_if_large(monkeypatch):
     monkeypatch.setattr(home(fits_matrices), "DENSE_LIMIT", 50)
 
 
-# ---- risk -------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def risk(mppfl, circles):
     """Runs `mppfl risk` on the circles, where everybody gives the same."""
@@ -48,35 +45,19 @@ def risk(mppfl, circles):
     return lambda *more: mppfl("risk", *game, "--mechanism", "dp_fedavg", "--fixed-budget", BUDGET, *more)
 
 
-def test_a_column_that_cannot_be_had_is_empty_and_says_why(risk, circles):
-    answer = risk(*circles[1], "--json").json
-    assert all(row["r_bound"] is None for row in answer["columns"])
-    assert "no couplings" in answer["assumes"]["r_bound"]
-    strong = risk("--coupling", 2.0, "--json").json
-    assert all(row["r_bound"] is None and row["r_leak"] is None for row in strong["columns"])
-    assert "spectral radius" in strong["assumes"]["r_bound"]
-
-
 def test_one_client_is_told_who_leaks_and_what_protection_costs(risk, circles):
     attribute = circles[1]
-    most = risk(*attribute, "--json").json["columns"][0]
-    answer = risk(*attribute, "--client", most["name"], "--protect-share", 0.4, "--json").json
-    client = answer["about_client"]
-    assert client["r_leak"] == approx(most["r_leak"])
-    assert client["leaks_from"][0]["slope"] >= client["leaks_from"][1]["slope"] > 0
-    assert most["name"] not in [row["name"] for row in client["leaks_from"] if row["slope"] > 0]
-    cost = client["protection"]
-    assert cost["level_after"] == approx(0.4 * most["r_leak"], rel=1e-6)
-    assert 0 < cost["budget_withdrawn"] <= BUDGET * (SIZE - 1)
+    answer = risk(*attribute, "--client", 5, "--protect-share", 0.4, "--json").json
+    assert all(row["r_bound"] is None for row in answer["columns"])
+    assert "no couplings" in answer["assumes"]["r_bound"]
+    cost = answer["about_client"]["protection"]
+    assert cost["level_after"] == approx(0.4 * answer["about_client"]["r_leak"], rel=1e-6)
     assert cost["share_of_all_budgets"] == approx(cost["budget_withdrawn"] / (BUDGET * SIZE))
     assert cost["rewards_forgone"] == approx(answer["reward_rate"] * cost["budget_withdrawn"])
     text = risk(*attribute, "--client", 5, "--top", 3)
     assert (text.code, text.stderr) == (0, "")
     for words in ("R_model, no unit", "R_leak, nats", "Leak most about others", "protection: to bring it down"):
         assert words in text.stdout
-
-
-# ---- compare ----------------------------------------------------------------------------------------------------
 
 
 def rows_of(comparison):
@@ -127,9 +108,6 @@ def test_the_comparison_in_the_manual_runs_and_shows_a_lower_leak(capsys):
     agnostic, priced = (line.split() for line in capsys.readouterr().out.splitlines())
     assert agnostic[3] == priced[3]  # mean budgets
     assert float(priced[5]) < float(agnostic[5])
-
-
-# ---- calibrate --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from math import sqrt
 
 import pytest
 from scipy.stats import norm
 
-from mppfl.privacy import ReleaseCost, epsilon
+from mppfl.privacy import epsilon
 from mppfl.privacy.ledger import SIMULATION, PrivacyLedger
 from tests.cli.conftest import account_of_twelve, account_of_two, cost
 
@@ -31,12 +29,7 @@ def twelve(tmp_path, write):
 
 def test_show_tells_what_was_spent_and_what_is_left(mppfl, ledger):
     account = mppfl("ledger", "show", ledger, "--json").json
-    assert account["num_events"] == 3
-    assert account["clients"] == [
-        {"client": "ann", "unit": "record", "spent": 0.5, "remaining": 1.5},
-        {"client": "bob", "unit": "record", "spent": 0.1, "remaining": "Infinity"},
-    ]
-    assert account["notes"] == [SIMULATION]
+    assert [(row["spent"], row["remaining"]) for row in account["clients"]] == [(0.5, 1.5), (0.1, "Infinity")]
     answer = mppfl("ledger", "show", ledger, "--client", "ann", "--client", "ann")  # asked for twice, shown once
     assert answer.stdout.splitlines()[1].split() == ["ann", "record", "0.5", "1.5"]
     assert answer.stdout.splitlines()[2] == "3 releases in the ledger, of all its clients"
@@ -44,6 +37,9 @@ def test_show_tells_what_was_spent_and_what_is_left(mppfl, ledger):
     twice = ("--delta", "1e-5", "--client", "bob", "--client", "ann", "--client", "bob", "--json")
     assert [row["client"] for row in mppfl("ledger", "epsilon", ledger, *twice).json["clients"]] == ["bob", "ann"]
     assert mppfl("ledger", "verify", ledger).stdout.startswith("sound: 3 releases; head ")
+    words = mppfl("ledger", "epsilon", ledger, "--delta", "1e-5").stdout
+    assert words.splitlines()[0].split() == ["client", "unit", "dp_epsilon"]
+    assert "at dp_delta 1e-05 by the method exact" in words
 
 
 def test_what_is_infinite_is_not_told_as_unknown(mppfl, tmp_path):
@@ -69,16 +65,6 @@ def test_each_unit_has_its_own_lines_and_figures_per_client_say_what_they_leave_
         assert message in mppfl("ledger", *command).stderr
 
 
-def test_epsilon_is_that_of_everything_that_was_spent(mppfl, ledger):
-    options = ("ledger", "epsilon", ledger, "--delta", "1e-5", "--client", "bob")
-    assert mppfl(*options, "--json").json["clients"] == [
-        {"client": "bob", "unit": "record", "dp_epsilon": approx(epsilon(0.1, 1e-5))}
-    ]
-    answer = mppfl(*options)
-    assert answer.stdout.splitlines()[0].split() == ["client", "unit", "dp_epsilon"]
-    assert "at dp_delta 1e-05 by the method exact" in answer.stdout
-
-
 def test_a_head_noted_earlier_must_be_on_the_way_to_the_present_one(mppfl, ledger, tmp_path):
     noted = mppfl("ledger", "verify", ledger, "--json").json["head"]
     with PrivacyLedger.open(ledger) as opened:
@@ -90,14 +76,29 @@ def test_a_head_noted_earlier_must_be_on_the_way_to_the_present_one(mppfl, ledge
     assert "noted" in mppfl("ledger", "verify", ledger, "--head", "ab").error
 
 
-def test_a_cap_raised_by_hand_in_the_file_is_found(mppfl, ledger):
-    with closing(sqlite3.connect(ledger)) as file:
-        assert file.execute("UPDATE caps SET budget = 50.0").rowcount == 1
-        file.commit()
-    assert "the cap of client 'ann' was changed" in mppfl("ledger", "verify", ledger).error
-
-
-# ---- what the others' releases say ------------------------------------------------------------------------------
+def test_runs_of_a_shared_ledger_are_told_apart(mppfl, ledger):
+    with PrivacyLedger.open(ledger) as opened:
+        first = opened.runs[0]
+        opened.set_cap("bob", 9.0, "record", dp_delta=1e-6)
+        opened.reserve("autumn/mppfl", 1, [cost("bob", 0.2)])
+    rows = {run: mppfl("ledger", "show", ledger, *run, "--json").json for run in ((), ("--run", "autumn/mppfl"))}
+    assert [[row["spent"] for row in told["clients"]] for told in rows.values()] == [[0.5, approx(0.3)], [0.0, 0.2]]
+    assert rows[()]["runs"] == [first, "autumn/mppfl"]
+    assert f"spent in 2 runs: {first}, autumn/mppfl" in mppfl("ledger", "show", ledger).stdout
+    options = ("ledger", "epsilon", ledger, "--delta", "1e-5", "--client", "bob")
+    alone = mppfl(*options, "--run", "autumn/mppfl", "--json").json
+    assert alone["clients"][0]["dp_epsilon"] == approx(epsilon(0.2, 1e-5))
+    assert "autumn/mppfl is one of 2 runs: what people gave in all is more" in alone["notes"][-1]
+    both = mppfl(*options, "--json").json
+    assert both["clients"][0]["dp_epsilon"] == approx(epsilon(0.3, 1e-5))
+    record = mppfl("ledger", "label", ledger, "bob", "--json").json["units"]["record"]
+    assert both["meaning"]["record"] == record["meaning"]
+    assert record["dp_epsilon by run"] == approx({first: epsilon(0.1, 1e-5), "autumn/mppfl": epsilon(0.2, 1e-5)})
+    words = mppfl("ledger", "label", ledger, "bob").stdout
+    assert "cap of ε at δ = 1e-06   9" in words
+    assert f"dp_epsilon by run       {first} 1.76, autumn/mppfl 2.594" in words
+    assert mppfl("ledger", "verify", ledger).stdout.startswith("sound: 4 releases of 2 runs; head ")
+    assert "--run spring has no releases in this ledger" in mppfl("ledger", "show", ledger, "--run", "spring").error
 
 
 def test_show_with_a_network_adds_three_columns(mppfl, twelve, write):
@@ -113,17 +114,12 @@ def test_show_with_a_network_adds_three_columns(mppfl, twelve, write):
     assert lines[1].split()[-2:] == ["-", "-"]
     assert any(line.startswith("R_bound   per client: none: no couplings were given") for line in lines)
     assert any(line.startswith("R_leak    per client: none: no public sample") for line in lines)
-    rows = mppfl(*network, "--client", "c3", "--json").json["clients"]
-    assert [(row["client"], row["R_bound"], row["R_leak"]) for row in rows] == [("c3", None, None)]
-    assert mppfl(*network, "--hop-decay", 0.1, "--json").json["clients"][0]["R_model"] != approx(0.1)
 
 
 def test_budgets_per_record_need_counts_for_nats(mppfl, ledger, write):
     network = ("--graph", write("two.csv", "ann,bob"), "--undirected", "--max-hops", 1, "--coupling", 0.5)
     found = mppfl("ledger", "show", ledger, *network, "--json").json
-    ann, bob = found["clients"]
-    assert (ann["R_model"], bob["R_model"]) == (0.1, 0.5)
-    assert ann["R_bound"] is None
+    assert [(row["R_model"], row["R_bound"]) for row in found["clients"]] == [(0.1, None), (0.5, None)]
     assert "attribute that all records share" in found["external"]["record"]["R_bound"]["reason"]
     for counts in ("100", write("counts.csv", "ann,100", "bob,100")):
         counted = mppfl("ledger", "show", ledger, *network, "--num-examples", counts)
@@ -131,22 +127,13 @@ def test_budgets_per_record_need_counts_for_nats(mppfl, ledger, write):
         assert "R_bound and R_leak are for an attribute that all n records share" in counted.stderr
 
 
-def test_a_label_says_what_was_released_of_one_client_and_what_it_means(mppfl, tmp_path):
-    path = tmp_path / "ledger.sqlite"
-    with PrivacyLedger.open(path) as ledger:
-        ledger.set_cap("ann", 0.5, "record")
-        for round_index in (1, 2):
-            costs = [
-                ReleaseCost(name, "local record gradient", "record", "replace_one", budget=0.1)
-                for name in ("ann", "bob")
-            ]
-            ledger.reserve("survey", round_index, costs)
-    label = mppfl("ledger", "label", path, "ann", "--json").json
-    assert (label["releases"], label["rounds"], label["runs"]) == (2, 2, ["survey"])
+def test_a_label_says_what_was_released_of_one_client_and_what_it_means(mppfl, ledger):
+    label = mppfl("ledger", "label", ledger, "ann", "--json").json
+    assert (label["releases"], label["rounds"], label["runs"]) == (2, 2, ["run"])
     record = label["units"]["record"]
-    assert (record["spent"], record["cap"], record["accounting"]) == (approx(0.2), 0.5, "exact")
-    assert record["dp_epsilon"] == approx(epsilon(0.2, 1e-5, "exact"))
-    assert record["attacker's advantage"] == approx(2 * norm.cdf(sqrt(0.1)) - 1, rel=1e-6)
-    words = mppfl("ledger", "label", path, "ann").stdout
-    assert "An attacker who accuses 1 in 100 by mistake recognises 5 in 100 members." in words
-    assert "client 'zoe' is not in" in mppfl("ledger", "label", path, "zoe").error
+    assert (record["spent"], record["cap"], record["accounting"]) == (approx(0.5), 2.0, "exact")
+    assert record["dp_epsilon"] == approx(epsilon(0.5, 1e-5, "exact"))
+    assert record["attacker's advantage"] == approx(2 * norm.cdf(sqrt(0.25)) - 1, rel=1e-6)
+    words = mppfl("ledger", "label", ledger, "ann").stdout
+    assert "An attacker who accuses 1 in 100 by mistake recognises 9 in 100 members." in words
+    assert "client 'zoe' is not in" in mppfl("ledger", "label", ledger, "zoe").error

@@ -9,8 +9,6 @@ import pytest
 approx = pytest.approx
 HEADER = "name,quadratic_cost,linear_cost,noise_harm"
 
-# ---- what is printed -----------------------------------------------------------------------------------------------
-
 
 def test_names_of_any_alphabet_survive_a_terminal_that_knows_no_letters_but_ascii(mppfl_process, write):
     graph = write("edges.csv", "Zoë,Ωmega", "Ωmega,李", "李,Zoë")
@@ -38,9 +36,6 @@ def test_without_json_a_reader_gets_labelled_lines(mppfl, friends):
     assert (one[1], one[2].split()) == ("mechanism         mppfl, 1 round", ["round", "1"])
 
 
-# ---- numbers by hand --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("mechanism", "divisor"),
     [
@@ -62,21 +57,6 @@ def test_two_friends_share_what_each_mechanism_asks_by_hand(mppfl, friends, mech
     for this in rounds:
         expected = (1 / (divisor * this["round_index"])) ** (1 / 3)
         assert this["budgets"] == approx({"ann": expected, "bob": expected}, rel=1e-6)
-
-
-# ---- rates, bounds and participation ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mechanism", ["mppfl", "dp_fedavg", "mppfl_noise_aware"])
-def test_the_server_of_a_star_buys_no_budget_that_is_mere_rounding(mppfl, write, mechanism):
-    # Ten leaves (a = 1, b = 0) around a hub (a = 0.05, b = 1), who shares the less the higher the rate.
-    graph = write("star.csv", *(f"hub,leaf{k}" for k in range(10)))
-    clients = write("c.csv", HEADER, "hub,0.05,1,1", *(f"leaf{k},1,0,1" for k in range(10)))
-    options = ("--graph", graph, "--undirected", "--clients", clients, "--mechanism", mechanism, "--rounds", 3)
-    constants = ("--max-hops", 1, "--hop-decay", 0.5, "--externality-strength", 0.2, "--accuracy-weight", 0.5)
-    for this in mppfl("solve", *options, *constants, "--json").json["rounds"]:
-        assert all(budget == 0 or budget > 1e-9 for budget in this["budgets"].values())
-        assert this["server_cost"] < 1e6
 
 
 def test_a_gpu_that_is_not_there_is_one_line_before_anything_is_read(mppfl, monkeypatch):

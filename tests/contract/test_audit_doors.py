@@ -79,8 +79,7 @@ def test_noise_of_the_operating_system_is_audited_against_the_same_claim(golden)
     except AssertionError:
         told = json.loads(command(*line, code=1).stdout)
     golden.check(
-        {name: told[name] for name in ("audit", "claimed", "confidence", "budget", "declared_noise_std")},
-        relative=1e-9,
+        {name: told[name] for name in ("audit", "claimed", "confidence", "budget", "declared_noise_std")}, relative=1e-9
     )
     assert told["measured"] < 7
 

@@ -8,18 +8,9 @@ import numpy as np
 import pytest
 
 from tests.contract.doors import FLOAT32, Golden, command, json_of
+from tests.flower.conftest import _a_task, _no_calls_home  # noqa: F401  (fixtures)
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'mppfl[flower]'")
-
-
-@pytest.fixture(autouse=True)
-def _a_task(monkeypatch):
-    """Flower lets only a running task make messages; these tests are the task, and it calls nobody."""
-    from flwr.supercore.task_identity import TaskIdentity
-
-    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 7)
 
 
 def lengths(weights):

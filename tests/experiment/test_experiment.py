@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from mppfl.errors import BadFile, BadInput
 from mppfl.experiment import experiment_from, read_experiment
-from mppfl.files import toml_text
 from mppfl.spec import TABLES, Experiment, keys_of
 from mppfl.training import TrainingConfig
 
@@ -77,12 +76,7 @@ def test_overrides_are_toml_values_and_bare_words_are_text(file):
 
 
 def test_tables_may_be_dictionaries_checked_as_the_file_is():
-    raw = {
-        "game": {"num_clients": 5},
-        "protection": {"clip_norm": 0.5},
-        "training": {"hidden": [8, 8]},
-        "ledger": {"cap": 2},
-    }
+    raw = {"game": {"num_clients": 5}, "protection": {"clip_norm": 0.5}, "training": {"hidden": [8, 8]}}
     assert Experiment(seeds=[1], **raw) == experiment_from({"seed": 1, **raw})
     for values, message in (
         ({"training": 3}, "training=3 must be a table."),
@@ -145,12 +139,6 @@ PLAIN = st.one_of(
 )
 
 
-@given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), PLAIN | st.lists(PLAIN, max_size=3)))
-def test_the_writer_writes_what_toml_reads(values):
-    assert tomllib.loads(toml_text(values)) == values
-    assert tomllib.loads(toml_text({"table": values})) == {"table": values}
-
-
 # ---- mistakes ---------------------------------------------------------------------------------------------------
 
 
@@ -161,17 +149,11 @@ def test_the_writer_writes_what_toml_reads(values):
         ("trainig.seed=1", "'trainig' is not known. Did you mean 'training'?"),
         ("game.clip_norm=3", "'game.clip_norm' is not known. It belongs to [protection]."),
         ("protection.clip_norm=big", 'protection.clip_norm="big" must be a finite number.'),
-        ("training.learning_rate=inf", "training.learning_rate=inf must be a finite number."),
         ("training.learning_rate=-1", "training.learning_rate=-1 must lie in (0, inf)."),
-        ("training.batch_size=0", "training.batch_size=0 must be a whole number of at least 1."),
         ("protection.total_epsilon=0", "protection.total_epsilon=0 must lie in [1e-06, 1000]."),
         ("data.features=gradients", 'data.features="gradients" must be one of "none", "oriented_gradients".'),
         ("game.weight_range=[1]", "game.weight_range=[1] must be a list of 2 entries, each a finite number."),
-        ("game.budget_min=-1", "game.budget_min=-1 must lie in [0, 1e+300]."),
-        ("game.isolated=keep", 'game.isolated="keep" is for a network from a file. Give graph'),
-        ("game.accuracy_weight=1", "game.accuracy_weight=1 must lie in (0, 1)."),
         ("game.payment_limit=1", "game.payment_limit=1.0 means nothing to mppfl. Choose the mechanism budget_limited"),
-        ("game.fixed_budget=mean", 'fixed_budget="mean" means nothing to mppfl. Choose the mechanism dp_fedavg, or'),
         ("data.name=digit", "[data] data set 'digit' is not known. Did you mean 'digits'?"),
         ("ledger.caps.ann=-1", "ledger.caps.ann=-1 must lie in (0, inf)."),
         ("game=3", "game=3 must be a table. Write [game] and its values below it."),
@@ -179,19 +161,13 @@ def test_the_writer_writes_what_toml_reads(values):
         ("seed=1.5", "seed=1.5 must be a whole number. For several, use seeds."),
         ("seeds=[1, 1]", "seeds=[1, 1] names one twice. Keep it once."),
         ("mechanisms=[]", "mechanisms must name at least one."),
-        ("seeds=[]", "seeds must name at least one."),
         ("game.seed=1", "game.seed stands at the top, as seed."),
         ("mechanism=budget_limited", "budget_limited needs payment_limit, payments per round."),
         ("name=a/b", "name='a/b' must be fit for a folder"),
         ("training", "--set 'training' must look like protection.clip_norm=0.5."),
         ("training.clip_norm=[", "--set 'training.clip_norm=[': '[' is no TOML value."),
-        (
-            'training={model="vgg11",norm="batch"}',
-            "training.norm='batch' breaks the protection of records",
-        ),
-        ("protection.unit=house", 'protection.unit="house" must be one of "record", "client".'),
+        ('training={model="vgg11",norm="batch"}', "training.norm='batch' breaks the protection of records"),
         ("protection.release=update", "protection.release='update' does not hide a record"),
-        ("protection=3", "protection=3 must be a table. Write [protection] and its values below it."),
         ("training.protection=1", "'training.protection' is not known. Write a table of its own, [protection]."),
         ("training.privacy=paper", "'training.privacy' is not known. Write unit, release and batches in [protection]."),
         ("training.dp_epsilon=3", "'training.dp_epsilon' is not known. Write total_epsilon in [protection]."),
@@ -201,8 +177,6 @@ def test_the_writer_writes_what_toml_reads(values):
         ),
         ('game={family="skewed",num_links=4}', "Did you mean 'num_edges'"),  # names of an earlier version
         ("training.aggregation=size", "Did you mean 'num_examples'"),
-        ("training.server_optimizer=plain", "Did you mean 'sgd'"),
-        ("mechanism=fixed", "Did you mean 'dp_fedavg'"),
         ("network={max_hops=3,seed=1}", "network.max_hops is game.max_hops, network.seed is game.graph_seed."),
     ],
 )
@@ -256,20 +230,6 @@ def test_whatever_a_file_says_it_is_an_experiment_or_one_line(inner, top):
     assert "nan" not in [str(value) for table in TABLES for value in chosen.as_dict()[table].values()]
 
 
-def test_the_examples_are_valid():
-    demo = read_experiment(EXAMPLES / "demo.toml")
-    assert (demo.data.name, demo.output) == ("digits", Experiment().output)  # needs no download
-    assert demo.mechanisms == ("personalised_secure_sum", "mppfl", "social_agnostic", "dp_fedavg", "sarda_like")
-    private = read_experiment(EXAMPLES / "fashion_mnist_private.toml")
-    assert (private.data.name, private.data.features) == ("fashion-mnist", "oriented_gradients")
-    assert (private.mechanisms, private.game.fixed_budget, private.protection.total_epsilon) == (
-        ("dp_fedavg",),
-        1.0,
-        3.0,
-    )
-    assert private.protection.guarantee.startswith("ρ-zCDP for each record of a client")
-
-
 def test_a_mechanism_that_is_typed_leaves_the_options_of_the_others_in_the_file_behind(file):
     path = file(
         'mechanisms = ["mppfl", "dp_fedavg", "budget_limited"]\n[game]\nfixed_budget = "mean"\npayment_limit = 2.0'
@@ -289,11 +249,8 @@ def test_a_mechanism_that_is_typed_leaves_the_options_of_the_others_in_the_file_
 
 
 def test_noise_that_protects_trains_one_at_a_time_as_each_training_releases_the_same_data_anew():
-    for several in (
-        {"mechanisms": ["mppfl", "random"]},
-        {"seeds": [1, 2]},
-        {"aggregations": ["uniform", "num_examples"]},
-    ):
+    several_seeds, several_rules = {"seeds": [1, 2]}, {"aggregations": ["uniform", "num_examples"]}
+    for several in ({"mechanisms": ["mppfl", "random"]}, several_seeds, several_rules):
         with pytest.raises(BadInput, match=r"noise='gaussian' releases the same data in each of 2 trainings"):
             Experiment(**several, protection={"noise": "gaussian"})
         Experiment(**several)

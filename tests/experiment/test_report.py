@@ -10,9 +10,9 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from mppfl.charts import MECHANISM_SLOTS, ON_DARK, ON_LIGHT
+from mppfl.charts import MECHANISM_SLOTS
 from mppfl.errors import BadInput, MppflError
-from mppfl.experiment.report import read_template, report_page, write_report
+from mppfl.experiment.report import report_page, write_report
 from mppfl.privacy import Protection
 from mppfl.privacy.ledger import SIMULATION
 from tests.experiment.runs import CASES, STRANGE, make_run
@@ -61,8 +61,10 @@ def data_of(text):
     return json.loads(re.search(r'(?s)id="data">(.*?)</script>', text)[1], parse_constant=pytest.fail)
 
 
-def require_self_contained(page):
-    """It loads nothing, its links lead somewhere, and every picture has its words."""
+def page_of(*runs):
+    """The page, which loads nothing, whose links lead somewhere, and whose pictures have their words."""
+    text = report_page(runs)
+    page = Page(text)
     assert all(load.startswith(("#", "data:,")) for load in page.values("src", "href", "action", "data", "srcset"))
     ids = page.values("id")
     assert len(set(ids)) == len(ids)
@@ -70,12 +72,6 @@ def require_self_contained(page):
     for tag, attributes in page.tags:
         if tag == "svg":
             assert attributes.get("aria-hidden") or (attributes["role"] == "img" and attributes["aria-label"])
-
-
-def page_of(*runs):
-    text = report_page(runs)
-    page = Page(text)
-    require_self_contained(page)
     assert not re.search(r"https?://|@import|url\(|fetch\(|XMLHttpRequest|//[a-z]+\.", text)
     assert sum(tag == "script" for tag, _ in page.tags) == 2
     assert "NaN" not in text
@@ -151,15 +147,6 @@ def test_what_cannot_be_drawn_is_said():
     assert "Infinite, so not drawn: noiseless" in page_of(make_run(), make_run("noiseless", noiseless=True)).text
 
 
-def test_isolated_clients_stand_apart_and_inside_the_picture():
-    circles = [tag for name, tag in page_of(make_run(num_clients=30, isolated=20)).tags if name == "circle"]
-    x, y = (np.array([float(circle[name]) for circle in circles if circle.get("fill")]) for name in ("cx", "cy"))
-    assert len(x) == 30
-    assert 0 < x.min() < x.max() < 460
-    assert 0 < y.min() < y.max() < 460
-    assert y[:10].max() < y[10:].min()
-
-
 def test_bad_targets_and_empty_reports_are_refused(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(BadInput, match="at least one run"):
@@ -177,9 +164,6 @@ def test_budgets_are_those_that_were_spent_and_equal_curves_are_told():
 
 
 def test_a_mechanism_has_one_colour_on_every_page():
-    sheet = read_template("report.css")
-    light, dark = (re.findall(r"--c\d: (#\w{6})", part) for part in sheet.split("prefers-color-scheme: dark"))
-    assert (tuple(light), tuple(dark)) == (ON_LIGHT, ON_DARK)
     assert len(set(MECHANISM_SLOTS.values())) == len(MECHANISM_SLOTS)
     for beside in ([], [make_run("mppfl")]):
         text = report_page([*beside, make_run("dp_fedavg")])

@@ -7,31 +7,20 @@ import errno
 import itertools
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mppfl.errors import BadFile, BadInput, MppflError
-from mppfl.experiment import (
-    find_runs,
-    is_run,
-    load_run,
-    marks_of,
-    prepare,
-    read_experiment,
-    read_live,
-    run_experiment,
-)
+from mppfl.experiment import find_runs, load_run, marks_of, prepare, read_experiment, read_live, run_experiment
 from mppfl.privacy.ledger import SIMULATION, PrivacyLedger
 from mppfl.training import load_checkpoint
 from tests.experiment.runs import CASES, make_run
@@ -44,10 +33,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 # ---- runs ----------------------------------------------------------------------------------------------------
 
 
-def same(a, b):
-    """Whether two arrays are equal to the last bit, and of one type."""
-    a, b = np.asarray(a), np.asarray(b)
-    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+def contents(run):
+    """All that a run holds, as plain dictionaries and arrays."""
+    values = asdict(run)
+    values["graph"]["influence"] = values["graph"]["influence"].toarray()
+    return values
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -59,17 +49,7 @@ def test_a_run_comes_back_from_its_folder_bit_for_bit_and_is_saved_again_as_the_
         {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("run", "again")
     )
     assert first == second
-    for before, after in ((run, again), (run.accounts, again.accounts), (run.graph, again.graph)):
-        for item in fields(before):
-            value, other = getattr(before, item.name), getattr(after, item.name)
-            if item.name == "influence":
-                assert all(same(getattr(value, name), getattr(other, name)) for name in ("data", "indices", "indptr"))
-            elif item.name == "history":
-                for table in ("rounds", "clients"):
-                    tables = getattr(value, table), getattr(other, table)
-                    assert all(same(values, tables[1][name]) for name, values in tables[0].items())
-            elif item.name not in ("graph", "accounts"):
-                assert same(value, other) if isinstance(value, np.ndarray) else value == other, item.name
+    np.testing.assert_equal(contents(again), contents(run))
 
 
 def test_the_summary_is_strict_json_even_without_noise(tmp_path):
@@ -289,29 +269,22 @@ def rounds_kept(out):
     return b""
 
 
-def killed_at_random(path, out, times, rng):
-    """Starts the training in a process of its own, again and again, and kills it -9 at random moments."""
-    line = [sys.executable, "-m", "mppfl", "train", str(path), "--output", str(out), "--quiet", "--json"]
-    for kill in range(times + 1):
-        resume = ["--resume"] if (out / "experiment.toml").exists() else []
-        before = rounds_kept(out)
-        process = subprocess.Popen([*line, *resume], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        if kill < times:
-            while process.poll() is None and rounds_kept(out) == before:  # until it has gone on by itself
-                time.sleep(0.01)
-            time.sleep(rng.uniform(0, 0.3))
-            process.send_signal(signal.SIGKILL)
-        _, told = process.communicate()
-        assert process.returncode in ((0, -signal.SIGKILL) if kill < times else (0,)), told.decode()
-
-
 @pytest.mark.parametrize(("times", "rounds"), [(2, 12), pytest.param(30, 90, marks=pytest.mark.slow)])
 def test_a_training_killed_again_and_again_ends_as_if_nothing_had_happened(tmp_path, times, rounds):
+    """A process of its own, killed -9 each time it has gone on by itself."""
     chosen = small(game={"num_rounds": rounds}, output={"checkpoint_every": 1})
-    (tmp_path / "small.toml").write_text(chosen.to_toml())
-    killed_at_random(tmp_path / "small.toml", tmp_path / "out", times, random.Random(times))
-    runs = [load_run(path) for path in find_runs(tmp_path / "out")]
-    require_same(runs, run_experiment(chosen))
+    path, out = tmp_path / "small.toml", tmp_path / "out"
+    path.write_text(chosen.to_toml())
+    line = [sys.executable, "-m", "mppfl", "train", str(path), "--output", str(out), "--quiet"]
+    for kill in range(times):
+        before = rounds_kept(out)
+        with subprocess.Popen([*line, *(["--resume"] if kill else [])]) as process:
+            while process.poll() is None and rounds_kept(out) == before:
+                time.sleep(0.01)
+            process.kill()
+        assert process.returncode in (0, -signal.SIGKILL)
+    subprocess.run([*line, "--resume"], check=True)
+    require_same([load_run(run) for run in find_runs(out)], run_experiment(chosen))
 
 
 # ---- a folder read while it is written: never torn, never in the writer's way ------------------------------------
@@ -348,47 +321,7 @@ def test_the_demo_can_be_watched_round_by_round(tmp_path):
     assert end.rounds["loss"] == pytest.approx(run.history.rounds["loss"])
     assert end.is_simulation
     assert SIMULATION in end.notes
-    # What a finished run says is what was read from the ledger the moment before.
-    (out / "mppfl" / "run.json").rename(out / "mppfl" / "hidden.json")
-    unfinished = read_live(out / "mppfl")
-    assert (unfinished.finished, unfinished.accounts.names) == (False, end.accounts.names)
-    for name in ("spent", "dp_epsilon", "cap", "rounds"):
-        assert getattr(unfinished.accounts, name) == pytest.approx(getattr(end.accounts, name)), name
-
-
-def test_a_reader_beside_the_writer_never_sees_a_torn_state(tmp_path):
-    """Checkpoints after every round, so files come and go all the time; what is seen must hang together, and grow."""
-    out, failures, looks, over = tmp_path / "out", [], [(0, 0)], threading.Event()
-    chosen = small(game={"num_rounds": 30}, output={"checkpoint_every": 1}, mechanisms=["mppfl"])
-
-    def look():
-        state = read_live(out / "mppfl")
-        assert state.rounds["round_index"].tolist() == list(range(1, state.rounds_done + 1))
-        assert looks[-1] <= (state.rounds_done, state.rounds_charged)
-        assert state.rounds_done <= state.rounds_charged
-        if state.accounts is not None and state.rounds_done:
-            together = state.clients["spent"].sum() + state.charged_since.sum()
-            assert state.accounts.spent.sum() == pytest.approx(together)
-        looks.append((state.rounds_done, state.rounds_charged))
-
-    def watch():
-        try:
-            while not over.is_set():
-                if is_run(out / "mppfl"):
-                    look()
-        except BaseException as error:
-            failures.append(error)
-
-    reader = threading.Thread(target=watch)
-    reader.start()
-    try:
-        run_experiment(chosen, folder=out)
-    finally:
-        over.set()
-        reader.join()
-    assert not failures, failures
-    assert len(set(looks)) > 3  # it did look in between
-    left = {"checkpoint-30.npz", "ledger.sqlite", "arrays.npz", "weights.npz", "run.json"}
+    left = {"checkpoint-5.npz", "ledger.sqlite", "arrays.npz", "weights.npz", "run.json"}
     assert {name for name in names_in(out / "mppfl") if not name.endswith(".csv")} == left
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,9 +22,8 @@ from mppfl.experiment import (
 )
 from mppfl.experiment.report import write_report
 from mppfl.privacy.ledger import PrivacyLedger, epsilons
-from mppfl.training import make_model, require_trainable, train_rounds
-from mppfl.training.engines import Engine
-from tests.experiment.small import SMALL, require_same, small
+from mppfl.training import make_model, train_rounds
+from tests.experiment.small import SMALL, Killed, require_same, small, stop_after
 from tests.homes import home
 
 
@@ -89,12 +86,6 @@ def test_a_network_and_clients_of_ones_own_are_read(three_friends):
         prepare(replace(chosen, game=replace(chosen.game, num_clients=4)))
 
 
-def test_no_torch_is_loaded_for_it():
-    names = "build_game, load_run, prepare, read_experiment, read_live, train"
-    code = f"import sys; from mppfl.experiment import {names}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
-
-
 def test_another_seed_of_one_purpose_changes_that_purpose_alone():
     first, second, moved = (
         prepare(small(**tables))[0]
@@ -107,10 +98,8 @@ def test_another_seed_of_one_purpose_changes_that_purpose_alone():
     assert not same_members(first.data, moved.data)
 
 
-def test_seeds_and_aggregations_multiply_the_trainings_which_are_computed_in_one_batch(monkeypatch):
-    chosen = small(
-        seeds=[1, 2], mechanisms=["mppfl"], aggregations=["num_examples", "noise_aware"], game={"num_rounds": 1}
-    )
+def test_seeds_and_aggregations_multiply_the_trainings_which_share_one_table_of_examples():
+    chosen = small(seeds=[1, 2], mechanisms=["mppfl"], aggregations=["num_examples", "noise_aware"])
     several, (alone,) = prepare(chosen), prepare(small(seeds=[2], mechanisms=["mppfl"]))
     names = [f"mppfl-{weights}-seed{seed}" for seed in (1, 2) for weights in ("num_examples", "noise_aware")]
     assert [case.name for case in several] == names
@@ -121,16 +110,6 @@ def test_seeds_and_aggregations_multiply_the_trainings_which_are_computed_in_one
         assert np.array_equal(getattr(shared, name), getattr(alone.data, name))
     assert same_members(shared, alone.data)
     assert not same_members(shared, several[0].data)
-    lanes: list[int] = []
-
-    class Counted(Engine):
-        def updates(self, given):
-            lanes.append(len(given))
-            return super().updates(given)
-
-    monkeypatch.setattr(home(require_trainable), "Engine", Counted)
-    run_experiment(chosen)
-    assert lanes == [4 * 5]  # every client of every seed and aggregation, at once
 
 
 def test_under_its_own_reward_a_case_has_its_own_rates_and_the_options_of_its_mechanism_alone():
@@ -141,25 +120,21 @@ def test_under_its_own_reward_a_case_has_its_own_rates_and_the_options_of_its_me
     assert not np.allclose(cases[0].solution.plan.reward_rates, cases[3].solution.plan.reward_rates)
 
 
-def test_batches_that_the_smallest_client_cannot_fill_are_refused_with_the_largest_that_fits():
+def test_batches_that_the_smallest_client_cannot_fill_and_an_epsilon_under_infinite_budgets_are_refused():
     with pytest.raises(BadInput, match=r"training.batch_size=400, but client '\d' has 28\d examples. Use at most 28\d"):
         prepare(small(training={"batch_size": 400}))
     prepare(small(training={"batch_size": 400}, protection={"unit": "record"}))  # takes all there is
-
-
-def test_infinite_budgets_keep_no_epsilon():
-    raw = SMALL | {"protection": {"total_epsilon": 2.0}}
+    kept = SMALL | {"protection": {"total_epsilon": 2.0}, "mechanisms": ["mppfl", "noiseless"]}
     with pytest.raises(BadInput, match=r"total_epsilon=2 cannot be kept by 'noiseless', whose budgets are infinite"):
-        prepare(experiment_from(raw | {"mechanisms": ["mppfl", "noiseless"]}))
+        prepare(experiment_from(kept))
 
 
 def test_the_private_recipe_asks_every_client_for_the_same_in_every_round():
     recipe = Path(__file__).parents[2] / "examples" / "fashion_mnist_private.toml"
     (case,) = prepare(read_experiment(recipe, ["data.name=digits", "data.features=none"]))
     assert np.array_equal(case.solution.plan.to_matrix(), np.ones((60, 20)))
-    assert 60 * case.config.protection.budget_unit == pytest.approx(
-        0.2585649
-    )  # ρ of ε = 3 at δ = 1e-5, by dp-accounting
+    rho = 60 * case.config.protection.budget_unit
+    assert rho == pytest.approx(0.2585649)  # of ε = 3 at δ = 1e-5, by dp-accounting
 
 
 # ---- what comes out ---------------------------------------------------------------------------------------------
@@ -240,3 +215,23 @@ def test_records_that_belong_to_nothing_are_refused(own_training):
         ):
             with pytest.raises(MppflError, match=message):
                 run_from_records(some, *rest, empty)
+
+
+@pytest.mark.parametrize("trust", ["server", "secure_sum"])
+def test_cohorts_of_an_experiment_join_in_turns_and_go_on_where_they_stopped(tmp_path, trust):
+    asked = {**SMALL["protection"], "trust": trust, "cohorts": 2, "total_epsilon": 2.0}
+    del asked["budget_unit"]
+    chosen = replace(small(mechanisms=["mppfl"]), protection=asked, training=SMALL["training"])
+    (run,) = run_experiment(chosen, folder=tmp_path / "whole")
+    joined = run.history.clients["participating"].astype(bool)
+    assert sorted(joined.sum(axis=1).tolist()) == [2, 2, 3, 3]
+    assert (joined[:2].sum(axis=0) == 1).all()
+    assert (joined[2:] == joined[:2]).all()
+    assert ((run.history.clients["payments"] > 0) == joined).all()
+    assert 1.99 < run.accounts.dp_epsilon.max() <= 2
+    assert "clients join in turns, each of 2 cohorts every 2 rounds" in run.notes
+    assert load_run(tmp_path / "whole" / "mppfl").accounts.protection.endswith("in 2 cohorts")
+    with pytest.raises(Killed):
+        run_experiment(chosen, folder=tmp_path / "stopped", on_round=stop_after(3))
+    (again,) = run_experiment(chosen, folder=tmp_path / "stopped", resume=True)
+    require_same([run], [again])

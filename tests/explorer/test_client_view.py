@@ -1,4 +1,4 @@
-"""One client: amounts add up, walks lead to it, and what-if is the game solved anew by hand."""
+"""One client: who exposes it, what-if is the game settled anew, and names stay words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mppfl.errors import BadInput
-from mppfl.explorer import World, client_view, facts, table, tag, what_if
+from mppfl.explorer import ClientView, World, client_view, panel, what_if
 from mppfl.network import graph_from_edges
 from mppfl.spec import GameSpec
 from tests.explorer.chosen import altered, choose
@@ -17,71 +17,10 @@ ALONE = ("social_agnostic", "random", "dp_fedavg", "sarda_like", "sarda_r")
 SMALL = choose(num_clients=8, num_rounds=3)
 
 
-@pytest.mark.parametrize("round_shown", [1, 3])
-def test_amounts_add_up_to_the_external_risk_and_the_largest_come_first(round_shown):
-    scene = World().scene(altered(SMALL, round_shown=round_shown))
-    for client, risk in enumerate(scene.figures["external_risk"]):
-        view, few = (client_view(scene, client, most=most) for most in (1000, 3))
-        amounts = [amount for *_, amount in view.terms]
-        assert [sum(amounts), sum(view.by_hop), sum(view.sources.values())] == approx([risk] * 3)
-        assert (len(view.by_hop), amounts) == (5, sorted(amounts, reverse=True))
-        assert (few.terms, few.num_sources) == (view.terms[:3], len(view.sources))
-        assert list(few.sources) == sorted(view.sources, key=view.sources.get, reverse=True)[:3]
-
-
-def test_walks_run_along_links_from_the_largest_sources_to_the_client():
-    scene = World().scene(SMALL)
-    view, influence = client_view(scene, 2, most=4), scene.solution.game.graph.influence
-    assert [walk.clients[0] for walk in view.walks] == list(view.sources)
-    for walk, amount in zip(view.walks, view.sources.values(), strict=True):
-        assert walk.clients[-1] == 2
-        assert all(influence[to, by] > 0 for by, to in zip(walk.clients, walk.clients[1:], strict=False))
-        assert 0 < walk.amount <= amount * (1 + 1e-12)
-
-
 def test_whom_nobody_exposes_has_no_sources():
     graph = graph_from_edges(np.array([0, 1]), np.array([1, 2]), isolated="keep")
     view = client_view(World(given=GameSpec(graph="g.csv"), graph=graph).scene(choose(graph="g.csv", num_rounds=1)), 0)
     assert (view.terms, view.sources, view.walks, view.num_sources, sum(view.by_hop)) == ((), {}, (), 0, 0.0)
-
-
-# ---- what if ------------------------------------------------------------------------------------------------------
-
-
-def dense_game(scene):
-    """Σ, B and the constants of a scene in plain NumPy."""
-    game = scene.solution.game
-    influence = game.graph.influence.toarray()
-    power, spread = np.eye(len(influence)), np.zeros_like(influence)
-    for hop in range(game.propagation.max_hops):
-        power = power @ influence
-        spread += game.propagation.hop_decay**hop * power
-    np.fill_diagonal(spread, 0.0)
-    return spread, np.eye(len(spread)) + game.externality_strength * spread, game.clients
-
-
-@pytest.mark.parametrize(("event", "factor"), [("leaves", 0.0), ("doubles", 2.0)])
-@pytest.mark.parametrize("leader", ["mppfl", "personalised"])
-def test_the_rest_settle_anew_at_the_same_prices(event, factor, leader):
-    scene = World().scene(altered(SMALL, mechanism=leader))
-    spread, loss, clients = dense_game(scene)
-    prices, rest = scene.figures["price"], np.arange(8) != 5
-    budgets = np.full(8, factor * scene.figures["budget"][5])
-    wanted = (prices - clients.linear_cost) / (2 * clients.quadratic_cost) - loss[:, 5] * budgets[5]
-    budgets[rest] = np.linalg.solve(loss[np.ix_(rest, rest)], wanted[rest])
-    assert (budgets[rest] > 0).all()
-    after, settled = what_if(scene, 1, 5, event)
-    assert settled
-    losses = loss @ budgets
-    costs = clients.quadratic_cost * losses**2 + clients.linear_cost * losses
-    for name, values in {
-        "budget": budgets,
-        "external_risk": spread @ budgets,
-        "payment": prices * budgets,
-        "privacy_cost": costs,
-        "utility": prices * budgets - costs,
-    }.items():
-        assert after[name] == approx(values)
 
 
 @pytest.mark.parametrize("mechanism", ALONE)
@@ -98,12 +37,23 @@ def test_clients_who_do_not_answer_each_other_keep_their_budgets(mechanism):
 @pytest.mark.parametrize(("event", "factor"), [("leaves", 0.0), ("doubles", 2.0)])
 def test_afterwards_everybody_but_the_one_who_moved_is_at_its_best_response(leader, event, factor):
     scene = World().scene(altered(SMALL, mechanism=leader, payment_limit=2.0, budget_min=0.01, budget_max=0.8))
-    spread, _, clients = dense_game(scene)
-    budgets = what_if(scene, 0, 1, event)[0]["budget"]
+    spread, clients = scene.solution.game.propagation.to_dense(), scene.solution.game.clients
+    after, settled = what_if(scene, 0, 1, event)
+    budgets = after["budget"]
+    assert settled
     wish = (scene.figures["price"] - clients.linear_cost) / (2 * clients.quadratic_cost) - 0.05 * spread @ budgets
     rest = np.arange(8) != 1
     assert budgets[rest] == approx(np.clip(wish, 0.01, 0.8)[rest], abs=1e-9)
     assert budgets[1] == factor * scene.figures["budget"][1]
+    losses, payments = budgets + 0.05 * spread @ budgets, scene.figures["price"] * budgets
+    costs = clients.quadratic_cost * losses**2 + clients.linear_cost * losses
+    for name, values in (
+        ("external_risk", spread @ budgets),
+        ("payment", payments),
+        ("privacy_cost", costs),
+        ("utility", payments - costs),
+    ):
+        assert after[name] == approx(values)
 
 
 def test_who_stays_out_stays_out_and_nobody_is_its_own_other():
@@ -116,17 +66,18 @@ def test_who_stays_out_stays_out_and_nobody_is_its_own_other():
         what_if(scene, 3, 3, "leaves")
 
 
-# ---- as text ------------------------------------------------------------------------------------------------------
-
-
 def test_a_table_keeps_its_parts_and_names_are_escaped_wherever_they_stand():
-    assert table(["client", "ρ"], [["ann", "1"]], "Budgets") == (
+    assert panel("table", heads=["client", "ρ"], rows=[["ann", "1"]], caption="Budgets").strip() == (
         '<table><caption>Budgets</caption><thead><tr><th scope="col">client</th><th scope="col">ρ</th></tr></thead>'
         "<tbody><tr><td>ann</td><td>1</td></tr></tbody></table>"
     )
-    assert tag("p", "a & b", tag("b", "c"), class_="soft") == '<p class="soft">a &amp; b<b>c</b></p>'
     name = '<img src=x onerror="alert(1)">'
-    for text in (table([name], [[name]], name), facts([(name, name)]), tag("p", name, title=name)):
+    view = ClientView(0, name, ((name, 1, 0.5),), {0: 0.5}, (0.5,), (), 1)
+    for text in (
+        panel("table", heads=[name], rows=[[name]], caption=name),
+        panel("client", view=view, facts={name: 1.0}, round_index=1),
+        panel("status", lines={name: name}, notes={name: [name]}, errors=[name]),
+    ):
         assert "<img" not in text
         assert 'onerror="' not in text
         assert "&lt;img" in text

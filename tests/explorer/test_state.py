@@ -55,9 +55,6 @@ def any_choices(draw) -> Choices:
     return choose(**values)
 
 
-# ---- as a link ----------------------------------------------------------------------------------------------------
-
-
 @given(any_choices())
 def test_a_link_holds_every_choice(choices):
     assert from_link(to_link(choices)) == choices
@@ -92,9 +89,6 @@ def test_a_value_that_cannot_be_is_told_in_one_line(query, told):
     assert "\n" not in str(refused.value)
 
 
-# ---- as an experiment file ----------------------------------------------------------------------------------------
-
-
 @settings(max_examples=40, deadline=None)
 @given(any_choices())
 def test_the_experiment_file_says_what_the_choices_mean(tmp_path_factory, choices):
@@ -117,16 +111,11 @@ def test_commands_name_the_file_and_begin_with_what_is_shown():
     assert set(commands(Choices())) == set(commands(choose(tab="comparison")))
 
 
-# ---- as levers ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "choices",
     [
-        choose(),
         choose(num_clients=9, seed=5, budget_min=0.05, budget_max=0.6, num_rounds=3),
-        choose(family="watts_strogatz", preset="benign", mechanism="random", seed=3, num_rounds=4),
-        choose(mechanism="dp_fedavg", fixed_budget=0.125, num_rounds=3),
+        choose(family="watts_strogatz", preset="benign", mechanism="dp_fedavg", fixed_budget=0.125),
         choose(participation="rational", against="nothing", max_hops=2, hop_decay=0.3, accuracy_weight=0.7),
         choose(mechanism="budget_limited", payment_limit=1.0),
         choose(probability_range=(0.4, 0.5), clients_seed=3, normalisation="symmetric"),

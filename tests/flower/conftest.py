@@ -30,7 +30,5 @@ def _no_calls_home(monkeypatch):
 def _a_task(monkeypatch):
     """Flower lets only a running task make messages; these tests are the task."""
     if find_spec("flwr") is not None:
-        from flwr.supercore.task_identity import TaskIdentity
-
         for name in ("_run_id", "_node_id", "_task_id"):
-            monkeypatch.setattr(TaskIdentity, name, 7)
+            monkeypatch.setattr(f"flwr.supercore.task_identity.TaskIdentity.{name}", 7)

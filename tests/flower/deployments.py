@@ -127,10 +127,7 @@ def deployed(layout, what="local"):
 
 def events(layout, position):
     """The releases in one node's own ledger; none where it has no ledger yet, or is being made this very moment."""
-    with (
-        suppress(MppflError),
-        PrivacyLedger.open(layout.node(position) / "ledger.sqlite", read_only=True) as ledger,
-    ):
+    with suppress(MppflError), PrivacyLedger.open(layout.node(position) / "ledger.sqlite", read_only=True) as ledger:
         return list(ledger.events())
     return []
 

@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from mppfl.flower import NodeSettings, PrivateUpload
+from mppfl.flower import ClientTerms, NodeSettings, PrivateUpload
 from mppfl.game import RoundTerms, plan_from_rounds
 from mppfl.privacy import Protection
 from mppfl.training import TrainingConfig
@@ -47,6 +47,16 @@ def config_of(protection=None, **changes) -> TrainingConfig:
     whole = {"unit": "client", "clip_norm": 1.0, "noise": "gaussian"}
     base = {"protection": Protection(**(whole | (protection or {}))), "aggregation": "uniform"}
     return TrainingConfig(**(base | changes))
+
+
+def terms(**changes: Any) -> ClientTerms:
+    """What a server asks of ann in the first round of a run."""
+    base = {
+        "run": "run-1", "round_index": 1, "client": "ann", "budget": 0.5, "pays": 1.0, "unit": "client",
+        "release": "update", "batches": "whole", "adjacency": "replace_one", "clip_norm": 1.0, "noise": "gaussian",
+        "local_epochs": 1, "num_steps": 1, "batch_size": 1,
+    }  # fmt: skip
+    return ClientTerms(**(base | changes))
 
 
 def private_app(node: NodeSettings, train=None, num_examples=10, **more) -> ClientApp:

@@ -6,11 +6,11 @@ import sys
 import pytest
 
 FLOWER, TRAIN = "pip install 'mppfl[flower]'", "pip install 'mppfl[train]'"
-WITHOUT_FLOWER = """
+COMMAND = """
 import importlib.util
 real = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *rest: None if name == "flwr" else real(name, *rest)
-sys.argv[1:] = ["deploy", "local", "app"]
+importlib.util.find_spec = lambda name, *rest: None if name == "{}" else real(name, *rest)
+sys.argv[1:] = "{}".split()
 from mppfl.cli import main
 main()
 """
@@ -21,7 +21,8 @@ main()
     [
         ("flwr", "from mppfl.flower import PrivateUpload", FLOWER),
         ("torch", "from mppfl.training import train_rounds", TRAIN),
-        ("nothing", WITHOUT_FLOWER, FLOWER),
+        ("nothing", COMMAND.format("flwr", "deploy local app"), FLOWER),
+        ("nothing", COMMAND.format("dash", "explore --no-browser"), "pip install 'mppfl[explore]'"),
     ],
 )
 def test_without_a_library_the_last_line_names_the_remedy(library, code, remedy):

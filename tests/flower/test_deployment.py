@@ -10,19 +10,8 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
+from mppfl import flower
 from mppfl.experiment import read_experiment, run_experiment
-from mppfl.flower import (
-    Accounts,
-    Federation,
-    ServerFolder,
-    deploy_local,
-    deployed_experiment,
-    free_ports,
-    make_node_key,
-    make_nodes,
-    node_line,
-    status_of,
-)
 from mppfl.privacy.ledger import PrivacyLedger
 from tests.flower.deployments import deployed, events, make_app, processes_of
 
@@ -31,11 +20,11 @@ pytestmark = pytest.mark.flower
 
 def refused_node(layout, address, key):
     """What becomes of a node that comes with this key, or without one: its exit code, or None if it stays."""
-    (port,) = free_ports(1)
-    line = node_line(layout.node(0), address, layout.certificates / "ca.crt", port)
+    (port,) = flower.free_ports(1)
+    line = flower.node_line(layout.node(0), address, layout.certificates / "ca.crt", port)
     at = line.index("--auth-supernode-private-key")
     line[at : at + 2] = [] if key is None else ["--auth-supernode-private-key", str(key)]
-    environment = Federation(layout, [], print).environment(f"stranger-{port}")
+    environment = flower.Federation(layout, [], print).environment(f"stranger-{port}")
     node = subprocess.Popen(line, env=environment, stdout=subprocess.DEVNULL, stderr=-2, start_new_session=True)
     try:
         return node.wait(90)
@@ -49,13 +38,13 @@ def refused_node(layout, address, key):
 
 def test_five_nodes_with_tls_and_keys_train_five_rounds_and_all_accounts_agree(tmp_path):
     layout = make_app(tmp_path / "app", 5, 5)
-    make_node_key(tmp_path / "stranger")
+    flower.make_node_key(tmp_path / "stranger")
     with deployed(layout) as deployment:
         address = deployment.pids()["address"]
         for key in (None, tmp_path / "stranger"):  # meanwhile strangers knock
             assert refused_node(layout, address, key) not in (None, 0)
         assert deployment.wait() == 0, deployment.said()
-    status = status_of(layout.app, tmp_path / "payments.csv")
+    status = flower.status_of(layout.app, tmp_path / "payments.csv")
     assert (status.rounds_done, status.differences, status.ledgers_read) == (5, (), 5)
     assert {client.paid for client in status.clients} == {5}
     for position, client in enumerate(status.clients):
@@ -70,7 +59,7 @@ def test_five_nodes_with_tls_and_keys_train_five_rounds_and_all_accounts_agree(t
 
 def test_a_killed_node_and_dishonest_ones_are_named_and_the_others_go_on(tmp_path):
     layout = make_app(tmp_path / "app", 6, 5, mischievous=True)
-    make_nodes(layout, deployed_experiment(layout.experiment))
+    flower.make_nodes(layout, flower.deployed_experiment(layout.experiment))
     for position, mischief in ((1, "hang 2"), (3, "nan 1"), (4, "long 2")):
         (layout.node(position) / "mischief").write_text(mischief)
     wrong, capped = layout.node(2) / "node.toml", layout.node(5) / "node.toml"
@@ -83,7 +72,7 @@ def test_a_killed_node_and_dishonest_ones_are_named_and_the_others_go_on(tmp_pat
         os.killpg(first, signal.SIGKILL)  # its budget for round 2 is charged, its upload is not stored
         assert deployment.wait() == 0, deployment.said()
         assert "the node of client 1 ended with code -9" in deployment.log.read_text()
-    with Accounts.open(ServerFolder(layout.server).accounts, read_only=True) as accounts:
+    with flower.Accounts.open(flower.ServerFolder(layout.server).accounts, read_only=True) as accounts:
         rows, owed = accounts.entries(), accounts.owed()
     states = {name: [row.state for row in rows if row.client == name] for name in owed}
     first_reason = {row.client: row.reason for row in reversed(rows) if row.reason}
@@ -100,7 +89,7 @@ def test_a_killed_node_and_dishonest_ones_are_named_and_the_others_go_on(tmp_pat
         assert words in first_reason[name]
     assert events(layout, 2) == []
     assert owed["2"] == owed["3"] == owed["5"] == 0.0
-    for gap in status_of(layout.app).differences:
+    for gap in flower.status_of(layout.app).differences:
         assert gap.is_harmless, gap  # the server may presume too much, never too little
     assert processes_of(layout.app) == []
 
@@ -121,7 +110,7 @@ def test_a_superlink_killed_between_and_in_rounds_costs_nobody_anything_twice(tm
     before = {at: [dict(event) for event in events(layout, at)] for at in range(3)}
     with deployed(layout, "resume") as deployment:
         assert deployment.wait() == 0, deployment.said()
-    status = status_of(layout.app)
+    status = flower.status_of(layout.app)
     assert (status.rounds_done, status.num_rounds) == (4, 4)
     assert status.differences == ()
     for at in range(3):
@@ -129,7 +118,7 @@ def test_a_superlink_killed_between_and_in_rounds_costs_nobody_anything_twice(tm
         assert [event["round_index"] for event in mine] == [1, 2, 3, 4]  # once each
         for was, now in zip(before[at], mine, strict=False):
             assert (was["budget"], was["attempt"]) == (now["budget"], now["attempt"])
-    with Accounts.open(ServerFolder(layout.server).accounts, read_only=True) as accounts:
+    with flower.Accounts.open(flower.ServerFolder(layout.server).accounts, read_only=True) as accounts:
         entries = accounts.entries()
     assert len(entries) == 12
     assert {entry.state for entry in entries} <= {"paid", "lost"}  # killed between charge and upload, one may be lost
@@ -152,11 +141,11 @@ def test_whatever_ends_the_launcher_in_a_round_nothing_it_started_is_left_and_th
     if killed:  # the server may have settled the round before it went
         return
     assert deployment.rounds_done() == 0
-    with Accounts.open(ServerFolder(layout.server).accounts, read_only=True) as accounts:
+    with flower.Accounts.open(flower.ServerFolder(layout.server).accounts, read_only=True) as accounts:
         assert {entry.state for entry in accounts.entries()} == {"asked"}
     with deployed(layout, "resume") as deployment:
         assert deployment.wait() == 0, deployment.said()
-    assert status_of(layout.app).differences == ()
+    assert flower.status_of(layout.app).differences == ()
     assert [[event["round_index"] for event in events(layout, at)] for at in range(2)] == [[1, 2], [1, 2]]
 
 
@@ -177,12 +166,12 @@ def test_a_server_app_that_fails_ends_the_deployment_with_one_line(tmp_path, fau
 @pytest.mark.skipif(find_spec("ray") is None, reason="Flower's simulation engine: pip install 'flwr[simulation]'")
 def test_fifty_simulated_clients_run_the_same_app_reach_the_same_model_and_each_keep_an_account(tmp_path):
     layout = make_app(tmp_path / "app", 50, 2, noiseless=True)
-    state = deploy_local(layout.app, simulated=True)
+    state = flower.deploy_local(layout.app, simulated=True)
     assert state.rounds_done == 2
     (run,) = run_experiment(read_experiment(layout.experiment))
     assert np.abs(state.handed_out - run.weights).max() <= 1e-6
     assert np.abs(run.weights).max() > 0.01
-    status = status_of(layout.app)
+    status = flower.status_of(layout.app)
     assert (status.rounds_done, status.differences, status.ledgers_read) == (2, (), 50)
     assert all(each.paid == 2 for each in status.clients)
     assert all(len(events(layout, at)) == 2 for at in range(50))

@@ -363,30 +363,26 @@ def test_a_registry_with_one_key_for_two_clients_is_refused(tmp_path):
         Registry.of_keys({"ann": key, "bob": key})
 
 
+class HalfNoise(Protection):
+    def sensitivity(self, work):
+        return super().sensitivity(work) / 2
+
+
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("protection", "said"),
     [
-        ({"noise": "simulated"}, "simulated"),
-        ({"trust": "secure_sum", "noise": "discrete"}, "trust='secure_sum' is simulated only"),
-        ({"trust": "server"}, "trust='server' is simulated only"),
-        ({"unit": "record", "release": "steps", "batches": "poisson"}, "Use batches='shuffled'"),
+        (Protection(unit="client", noise="simulated"), "simulated"),
+        (Protection(unit="client", trust="secure_sum", noise="discrete"), "trust='secure_sum' is simulated only"),
+        (Protection(unit="client", trust="server", noise="gaussian"), "trust='server' is simulated only"),
+        (Protection(release="steps", batches="poisson", noise="gaussian"), "Use batches='shuffled'"),
+        (HalfNoise(unit="client", noise="gaussian"), r"HalfNoise is a protection of your own.*Use that\.$"),
     ],
 )
-def test_what_makes_sense_on_one_machine_only_is_refused_in_one_line(tmp_path, changes, said):
+def test_what_terms_cannot_say_and_what_makes_sense_on_one_machine_only_is_refused(federation, protection, said):
+    federation.config = replace(federation.config, protection=protection)
     with pytest.raises(BadInput, match=said) as refused:
-        Federation(tmp_path, protection=changes).strategy()
-    assert "\n" not in str(refused.value)
-
-
-def test_a_protection_of_ones_own_is_refused_because_terms_cannot_say_it(tmp_path):
-    class HalfNoise(Protection):
-        def sensitivity(self, work):
-            return super().sensitivity(work) / 2
-
-    federation = Federation(tmp_path)
-    federation.config = replace(federation.config, protection=HalfNoise(unit="client", noise="gaussian"))
-    with pytest.raises(BadInput, match=r"HalfNoise is a protection of your own.*Use that\.$"):
         federation.strategy()
+    assert "\n" not in str(refused.value)
 
 
 def test_a_total_epsilon_is_kept_by_the_plan_and_gives_the_unit_of_every_budget(tmp_path):

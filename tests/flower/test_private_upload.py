@@ -13,7 +13,6 @@ from mppfl.errors import BadFile, BadInput
 from mppfl.flower import (
     REPORT,
     WHO,
-    ClientTerms,
     NodeSettings,
     PrivateUpload,
     digest_of,
@@ -23,21 +22,12 @@ from mppfl.flower import (
     with_terms,
 )
 from mppfl.privacy.ledger import PrivacyLedger
-from tests.flower.federation import arrays, moved, private_app
+from tests.flower.federation import arrays, moved, private_app, terms
 
 MODEL = arrays(1.0, 2.0, 3.0, 4.0, 5.0)
 GRADIENT = {"unit": "record", "release": "gradient"}
 STEPS = {"unit": "record", "release": "steps"}
 POISSON = {**STEPS, "batches": "poisson", "adjacency": "zero_out"}
-
-
-def terms(**changes):
-    base = {
-        "run": "run-1", "round_index": 1, "client": "ann", "budget": 0.5, "pays": 1.0, "unit": "client",
-        "release": "update", "batches": "whole", "adjacency": "replace_one", "clip_norm": 1.0, "noise": "gaussian",
-        "local_epochs": 1, "num_steps": 1, "batch_size": 1,
-    }  # fmt: skip
-    return ClientTerms(**(base | changes))
 
 
 def sent(app, kind="train", **records):

@@ -7,20 +7,8 @@ import sqlite3
 import numpy as np
 import pytest
 
+from mppfl import flower
 from mppfl.errors import BadFile, BadInput
-from mppfl.flower import (
-    Accounts,
-    Entry,
-    Layout,
-    ServerFolder,
-    ServerState,
-    Settlement,
-    deploy_local,
-    deployed_experiment,
-    make_nodes,
-    status_of,
-    write_app,
-)
 from mppfl.privacy import ReleaseCost
 from mppfl.privacy.ledger import PrivacyLedger
 
@@ -30,16 +18,16 @@ RUN = "run-1"
 @pytest.fixture
 def layout(tmp_path):
     """Two clients after one round that was paid, in a folder whose name needs quoting."""
-    write_app(tmp_path / "my app", 2, 2)
-    layout = Layout(tmp_path / "my app")
-    clients = make_nodes(layout, deployed_experiment(layout.experiment))
-    server, model = ServerFolder(layout.server), np.zeros(3)
+    flower.write_app(tmp_path / "my app", 2, 2)
+    layout = flower.Layout(tmp_path / "my app")
+    clients = flower.make_nodes(layout, flower.deployed_experiment(layout.experiment))
+    server, model = flower.ServerFolder(layout.server), np.zeros(3)
     with server.locked():
-        server.keep(ServerState(RUN, "key", 1, model, model, {}, np.ones((2, 2)), np.ones(2), tuple(clients)))
+        server.keep(flower.ServerState(RUN, "key", 1, model, model, {}, np.ones((2, 2)), np.ones(2), tuple(clients)))
     server.note(1, {"accuracy": 0.5, "loss": 1.0, "absent": []})
-    with Accounts.open(server.accounts) as accounts:
-        accounts.ask([Entry(RUN, 1, client, 2.0, 4.0, 0.25) for client in clients])
-        accounts.settle(RUN, 1, [Settlement(client, "paid", "", 0.25) for client in clients])
+    with flower.Accounts.open(server.accounts) as accounts:
+        accounts.ask([flower.Entry(RUN, 1, client, 2.0, 4.0, 0.25) for client in clients])
+        accounts.settle(RUN, 1, [flower.Settlement(client, "paid", "", 0.25) for client in clients])
     for client, path in layout.ledgers().items():
         with PrivacyLedger.open(path) as ledger:
             ledger.reserve(RUN, 1, [ReleaseCost(client, "local client update", "client", "replace_one", 0.25)])
@@ -76,15 +64,15 @@ def test_a_lost_ledger_or_node_is_named_and_nothing_goes_on_without_it(layout, a
     (gap,) = facts["differences"]
     assert (gap["client"], gap["kind"], gap["is_harmless"]) == ("1", "NOT ACCOUNTED FOR", False)
     with pytest.raises(BadInput, match=r"nodes/1/ledger.sqlite is missing, the ledger of client '1'.*Restore a copy"):
-        deploy_local(layout.app, resume=True)
+        flower.deploy_local(layout.app, resume=True)
     assert not (layout.node(1) / "ledger.sqlite").exists()
     shutil.rmtree(layout.folder / "nodes")
-    assert status_of(layout.app).missing == ("0", "1")
+    assert flower.status_of(layout.app).missing == ("0", "1")
 
 
 def test_ledgers_are_read_and_missed_without_the_keys_and_those_of_other_machines_are_not_missed(layout):
     def found():
-        status = status_of(layout.app)
+        status = flower.status_of(layout.app)
         return status.is_sound, status.missing, status.ledgers_read
 
     layout.keys.unlink()
@@ -97,8 +85,8 @@ def test_ledgers_are_read_and_missed_without_the_keys_and_those_of_other_machine
 
 
 def test_an_answer_that_never_came_is_presumed_spent_and_ends_with_0(layout, ask):
-    with Accounts.open(ServerFolder(layout.server).accounts) as accounts:
-        accounts.ask([Entry(RUN, 2, "1", 2.0, 4.0, 0.25)])
+    with flower.Accounts.open(flower.ServerFolder(layout.server).accounts) as accounts:
+        accounts.ask([flower.Entry(RUN, 2, "1", 2.0, 4.0, 0.25)])
     code, _, facts = ask()
     (gap,) = facts["differences"]
     assert (code, gap["kind"]) == (0, "presumed, not spent")
@@ -107,7 +95,7 @@ def test_an_answer_that_never_came_is_presumed_spent_and_ends_with_0(layout, ask
 
 @pytest.mark.parametrize("column", ["amount = amount * 10", "state = 'lost'", "price = 3.0"])
 def test_an_amount_that_the_books_own_terms_do_not_give_is_told_and_ends_with_1(layout, ask, column):
-    with sqlite3.connect(ServerFolder(layout.server).accounts) as book:
+    with sqlite3.connect(flower.ServerFolder(layout.server).accounts) as book:
         book.execute(f"UPDATE entries SET {column} WHERE client = '1'")
     code, text, facts = ask()
     assert code == 1
@@ -132,7 +120,7 @@ def test_an_amount_that_the_books_own_terms_do_not_give_is_told_and_ends_with_1(
 )
 def test_a_damaged_file_is_told_with_its_path_and_what_to_do_before_anything_is_started(layout, name, content):
     (layout.folder / name).write_bytes(content)
-    for look in (status_of, lambda app: deploy_local(app, resume=True)):
+    for look in (flower.status_of, lambda app: flower.deploy_local(app, resume=True)):
         with pytest.raises(BadFile, match=r"[Rr]estore a copy|not an mppfl account book") as refused:
             look(layout.app)
         assert str(layout.folder / name) in str(refused.value)
@@ -143,18 +131,18 @@ def test_a_line_of_the_log_that_was_cut_short_even_within_a_letter_is_passed_ove
     with (layout.server / "rounds.jsonl").open("ab") as log:
         log.write('{"round_index": 2, "absent": ["ä'.encode()[:-1] + b"\n")
         log.write(b'{"round_index": 2, "accuracy": 0.75}\n')
-    assert status_of(layout.app).accuracy == 0.75
+    assert flower.status_of(layout.app).accuracy == 0.75
 
 
 def test_a_damaged_note_of_processes_means_that_nothing_runs(layout):
     for content in ("[]", "{}", "{", '{"launcher": null}', '{"launcher": 1e400}', '{"launcher": 9e99}'):
         layout.processes.write_text(content)
-        assert not status_of(layout.app).running
+        assert not flower.status_of(layout.app).running
 
 
 def test_payments_go_into_a_file_and_not_a_folder_and_remedies_can_be_pasted_into_a_shell(layout, tmp_path):
     with pytest.raises(BadInput, match=r"--payments .* is a folder"):
-        status_of(layout.app, tmp_path)
+        flower.status_of(layout.app, tmp_path)
     (layout.server / "checkpoint.npz").unlink()
     with pytest.raises(BadInput, match=r"mppfl deploy local '.*my app'$"):
-        status_of(layout.app)
+        flower.status_of(layout.app)

@@ -97,24 +97,7 @@ def three_cycle() -> Game:
 
 @st.composite
 def games(draw) -> Game:
-    """Any small game with αS < 1: any edges, costs, bounds and hops."""
-    size = draw(st.integers(2, 7))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    weights = np.where(rng.random((size, size)) < draw(st.floats(0.2, 1.0)), rng.uniform(0.1, 1, (size, size)), 0.0)
-    np.fill_diagonal(weights, 0.0)
-    weights[0, 1] = 1.0
-    hops, decay = draw(st.integers(1, 6)), draw(st.floats(0.05, 0.95))
-    reach = draw(st.floats(0.0, 0.98)) / sum(decay**k for k in range(hops))
-    low = np.where(rng.random(size) < 0.3, rng.uniform(0, 0.2, size), 0.0)
-    high = np.where(rng.random(size) < 0.3, rng.uniform(0.2, 1.0, size), np.inf)
-    clients = mppfl.Clients(
-        rng.uniform(0.05, 2, size), rng.uniform(0, 2, size), rng.uniform(0.01, 1, size), budget_min=low, budget_max=high
-    )
-    return mppfl.make_game(
-        mppfl.graph_from_matrix(weights, isolated="keep"),
-        clients,
-        max_hops=hops,
-        hop_decay=decay,
-        externality_strength=reach,
-        accuracy_weight=draw(st.floats(0.1, 0.9)),
-    )
+    """Any small game with αS < 1 in which participating is free: any edges, costs, bounds, hops and accuracy weight."""
+    game = bounded_game(draw(st.integers(0, 2**32 - 1)))
+    clients = replace(game.clients, compute_cost=np.zeros(game.num_clients))
+    return replace(game, clients=clients, accuracy_weight=draw(st.floats(0.1, 0.9)))

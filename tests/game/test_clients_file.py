@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mppfl.errors import BadFile, MppflError, UnknownClient
-from mppfl.game import LARGEST, Clients, read_clients
+from mppfl.game import LARGEST, read_clients
 from mppfl.network import graph_from_matrix
 
 REQUIRED = ["name", "quadratic_cost", "linear_cost", "noise_harm"]
@@ -61,46 +60,6 @@ def test_a_client_may_be_called_like_a_comment_or_hold_commas_quotes_and_line_br
     assert clients.quadratic_cost.tolist() == [1.0, 2.0, 3.0, 4.0]
 
 
-# ---- there and back ---------------------------------------------------------------------------------------------
-
-texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8).filter(lambda t: t == t.strip())
-above_zero = st.floats(1 / LARGEST, LARGEST)
-at_least_zero = st.just(0.0) | above_zero
-
-
-@st.composite
-def named_clients(draw):
-    names = draw(st.lists(texts, min_size=2, max_size=5, unique=True))
-
-    def column(entries):
-        return np.array(draw(st.lists(entries, min_size=len(names), max_size=len(names))))
-
-    low = column(at_least_zero)
-    clients = Clients(
-        quadratic_cost=column(above_zero),
-        linear_cost=column(at_least_zero),
-        noise_harm=column(above_zero),
-        compute_cost=column(at_least_zero),
-        data_size=column(above_zero),
-        budget_min=low,
-        budget_max=np.maximum(low, column(st.floats(0, allow_nan=False))),
-    )
-    return names, clients
-
-
-@given(named_clients())
-def test_clients_written_down_are_read_back_without_loss(path, these):
-    names, clients = these
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        columns = [getattr(clients, column) for column in COLUMNS[1:]]
-        writer.writerows([name, *(repr(float(column[i])) for column in columns)] for i, name in enumerate(names))
-    again = read_clients(path, ring(names))
-    for f in fields(Clients):
-        assert (getattr(again, f.name) == getattr(clients, f.name)).all()
-
-
 # ---- whatever stands in the file --------------------------------------------------------------------------------
 
 
@@ -141,6 +100,7 @@ def judged(text):
     return table if set(table) == set(NAMES) and all(map(is_sound, table.values())) else None
 
 
+above_zero = st.floats(1 / LARGEST, LARGEST)
 awkward = st.sampled_from(
     [
         *("", " ", "nan", "NaN", "inf", "-inf", "-1", "0", "-0", "1e-400", "1e400", "1_0", "１", "1,5", "0x1", "many"),

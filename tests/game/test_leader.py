@@ -174,16 +174,8 @@ def test_cost_has_no_jump_in_sweeps_of_a_thousand_steps(seed, leader, rule):
 
 # ---- units ----------------------------------------------------------------------------------------------------------
 
-IN_ANY_UNIT = (
-    "mppfl",
-    "mppfl_exact",
-    "mppfl_noise_aware",
-    "mppfl_secure_sum",
-    "pigouvian",
-    "social_agnostic",
-    "sarda_r",
-    "sarda_like",
-)
+# All but those whose budgets nobody chooses, and the limit, which is a sum of money.
+IN_ANY_UNIT = MECHANISMS.keys() - {"random", "dp_fedavg", "budget_limited", "noiseless"}
 
 
 def differs_by_units(seed):
@@ -195,7 +187,7 @@ def differs_by_units(seed):
     scaled = {name: unit * getattr(game.clients, name) for name, unit in units.items()}
     games = game, replace(game, clients=replace(game.clients, **scaled))
     different = []
-    for name in (*IN_ANY_UNIT, "personalised", "personalised_secure_sum"):
+    for name in sorted(IN_ANY_UNIT):
         for participation, against in RULES:
             plans = []
             for one in games:

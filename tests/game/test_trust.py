@@ -20,7 +20,7 @@ from mppfl.game import (
     server_cost,
 )
 from tests.game.games import bounded_game, games, paper_scale_game, star, two_friends
-from tests.game.test_leader import RULES, beaten_by_force
+from tests.game.test_leader import RULES
 
 OPENED = ("secure_sum", "server")
 
@@ -48,14 +48,6 @@ def test_harm_of_the_sum_is_convex_along_any_segment(game, seed):
     ends = np.random.default_rng(seed).exponential(size=(2, game.num_clients)) + 1e-9
     harms = [noise_of_sum(game, (1 - share) * ends[0] + share * ends[1]) for share in (0.0, 0.3, 1.0)]
     assert harms[1] <= (0.7 * harms[0] + 0.3 * harms[2]) * (1 + 1e-12)
-
-
-@pytest.mark.parametrize("make", [bounded_game, lambda seed: paper_scale_game(seed, num_clients=8)])
-@pytest.mark.parametrize(
-    "seed", [*range(100, 105), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(20))]
-)
-def test_no_rate_of_ten_thousand_is_cheaper(make, seed):
-    assert beaten_by_force(make(seed), seed, 10_000, ("secure_sum",)) == []
 
 
 @pytest.mark.parametrize("seed", range(10))

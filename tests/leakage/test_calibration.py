@@ -217,17 +217,6 @@ def test_slopes_and_those_of_the_rounded_leak_agree_with_finite_differences_also
     assert slopes.max() > 1e-3
 
 
-def test_what_the_field_tells_is_concave_in_budgets(small):
-    _, _, budgets, model = small
-    rng = np.random.default_rng(8)
-    for _ in range(20):
-        one, other = budgets, rng.uniform(0, 1.0, 60)
-        share = rng.uniform(0.1, 0.9)
-        mixed = model.levels(share * one + (1 - share) * other).r_gp
-        chord = share * model.levels(one).r_gp + (1 - share) * model.levels(other).r_gp
-        assert (mixed >= chord - 1e-12).all()
-
-
 def test_protection_brings_the_leak_to_the_target_and_takes_little(small):
     _, _, budgets, model = small
     client = int(np.argmax(model.levels(budgets).nats))

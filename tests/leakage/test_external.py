@@ -9,23 +9,18 @@ from pytest import approx
 from mppfl.errors import BadInput, UnknownClient
 from mppfl.leakage import external_columns, fits_matrices, leak_model, r_bound
 from mppfl.network import propagate
-from mppfl.privacy import ReleaseCost
 from mppfl.privacy.ledger import PrivacyLedger
 from tests.homes import home
 from tests.leakage.networks import circles, friends
+from tests.privacy.test_ledger import cost as cost_of
+from tests.privacy.test_ledger import poisson
 
 NAMES = ("cat", "ann", "bob")  # the network's order; the ledger's is ann, bob, cat
 PATH = friends((1, 2), (2, 0), names=NAMES)  # ann - bob - cat
 
 
 def cost(client, budget, **terms):
-    shared = {"protection": "local client update", "unit": "client", "adjacency": "replace_one"}
-    return ReleaseCost(client, **shared | terms, budget=budget)
-
-
-def poisson(client):
-    sampled = {"noise_multiplier": 1.0, "sampling_rate": 0.1, "num_steps": 3}
-    return cost(client, None, unit="record", adjacency="zero_out", **sampled)
+    return cost_of(client, budget, **{"protection": "local client update", "unit": "client"} | terms)
 
 
 @pytest.fixture
@@ -177,9 +172,9 @@ def test_a_release_of_a_stranger_without_noise_or_in_two_units_is_refused(ledger
         external_columns(ledger, PATH)
 
 
-@pytest.mark.parametrize("protection", ["secure sum client update", "server client update"])
+@pytest.mark.parametrize("protection", ["secure sum client update", "a sum by another name"])
 def test_no_bound_is_given_where_one_noise_hides_all_clients_of_a_sum(ledger, protection):
-    ledger.reserve("sums", 1, [cost("ann", 0.04, protection=protection)])
+    ledger.reserve("sums", 1, [cost("ann", 0.04, protection=protection, in_sum=True)])
     columns = external_columns(ledger, PATH, propagation=propagate(PATH, 1), couplings=0.5)
     assert np.isnan(columns.r_bound).all()
     assert "one noise hides everybody" in columns.bound_reason

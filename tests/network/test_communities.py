@@ -30,15 +30,6 @@ def test_communities_are_numbered_by_their_first_members_and_repeat(seed, size):
     assert first[0] == 0
 
 
-def test_one_number_is_drawn_from_the_stream_of_the_caller_and_another_may_give_other_communities():
-    graph = random_graph("erdos_renyi", 60, rng=seeded(), probability_range=(0.1, 0.1))
-    assert len({tuple(communities_of(graph, seeded(seed)).tolist()) for seed in range(6)}) > 1
-    rng, other = seeded(5), seeded(5)
-    communities_of(random_graph("barabasi_albert", 300, rng=seeded()), rng)
-    other.integers(2**32)
-    assert rng.random() == other.random()
-
-
 def test_the_karate_club_parts_as_well_as_by_networkx():
     club = nx.karate_club_graph()
     nx.set_edge_attributes(club, 1.0, "weight")
@@ -53,15 +44,10 @@ def test_the_karate_club_parts_as_well_as_by_networkx():
     assert min(ours) > 0.37
 
 
-def test_planted_blocks_are_found_whole_and_those_of_a_large_graph_too():
+def test_planted_blocks_are_found_whole():
     sizes = [150, 100, 80, 120]
     graph = random_graph("stochastic_block", 450, sizes=sizes, within=0.2, between=0.005, rng=seeded(1))
     assert np.array_equal(communities_of(graph, seeded()), np.repeat(np.arange(4), sizes))
-    graph = random_graph("stochastic_block", 80_000, sizes=[4_000] * 20, within=3e-3, between=2e-5, rng=seeded(2))
-    labels = communities_of(graph, seeded())
-    agree = sum(int(np.bincount(labels[start : start + 4_000]).max()) for start in range(0, 80_000, 4_000))
-    assert labels.max() + 1 == 20
-    assert agree > 0.97 * 80_000
 
 
 def test_both_directions_are_added_up_and_a_client_without_edges_is_a_community_of_its_own():
@@ -77,10 +63,8 @@ def test_both_directions_are_added_up_and_a_client_without_edges_is_a_community_
 
 
 def leaves(tree, opened=()):
-    inside = tree.inside(opened)
-    if not inside:
-        return [tree.way(opened)[-1].members]
-    return [leaf for number in range(len(inside)) for leaf in leaves(tree, (*opened, number))]
+    inside = range(len(tree.inside(opened)))
+    return [leaf for at in inside for leaf in leaves(tree, (*opened, at))] or [tree.way(opened)[-1].members]
 
 
 @settings(max_examples=15, deadline=None)

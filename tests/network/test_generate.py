@@ -127,17 +127,14 @@ def test_few_expose_many_and_few_are_exposed_by_many_unless_popularity_and_sprea
     assert exposes[popular].sum() > 0.2 * 200_000  # one in a hundred exposes more than a fifth
     assert exposed_by[:2_000].sum() > 0.25 * 200_000  # one in ten is exposed by more than a quarter
     assert popular.mean() == approx(10_000, abs=2_400)  # they stand anywhere: deviation 408
-    even = draw("skewed", 2_000, num_edges=40_000, popularity=0.0, length_spread=0.0)
-    for degrees in (np.bincount(even.influence.indices, minlength=2_000), np.diff(even.influence.indptr)):
-        assert degrees.mean() == 20
-        assert degrees.std() == approx(20**0.5, rel=0.15)  # as in independent draws
+    even = np.diff(draw("skewed", 2_000, num_edges=40_000, popularity=0.0, length_spread=0.0).influence.indptr)
+    assert (even.mean(), even.std()) == (20, approx(20**0.5, rel=0.15))  # as in independent draws
 
 
 @pytest.mark.parametrize(
     ("kind", "num_clients", "options", "why"),
     [
         ("barabasi_alberd", 9, {}, "Did you mean 'barabasi_albert'"),
-        ("lattice", 9, {}, "Known: erdos_renyi, barabasi_albert"),
         ("watts_strogatz", 9, {"neighbors": 4}, "watts_strogatz has no option 'neighbors'. Did you mean 'neighbours'"),
         ("erdos_renyi", 20_001, {}, "too many for erdos_renyi"),
         ("skewed", 9, {"rng": 0}, r"rng=0 is no random generator. Pass numpy.random.default_rng\(seed\)"),
@@ -149,10 +146,8 @@ def test_few_expose_many_and_few_are_exposed_by_many_unless_popularity_and_sprea
         ("skewed", 9, {"num_edges": 8}, r"num_edges=8 must lie in \[9, 72\]"),
         ("skewed", 9, {"popularity": 1.0}, "popularity=1 must lie in"),
         ("barabasi_albert", 9, {"edges_each": 9}, "edges_each=9 must be below num_clients=9"),
-        ("barabasi_albert", 9, {"edges_each": 0}, "at least 1"),
         ("watts_strogatz", 9, {"neighbours": 3}, "must be even"),
         ("watts_strogatz", 6, {"neighbours": 6}, "below num_clients=6"),
-        ("watts_strogatz", 9, {"rewire": 1.1}, "rewire=1.1 must lie in"),
         ("stochastic_block", 9, {"sizes": [4, 4]}, "sizes add up to 8, not to num_clients=9"),
         ("stochastic_block", 9, {"sizes": [9, 0]}, r"sizes\[1\]=0"),
         ("stochastic_block", 9, {"within": -0.1}, "within=-0.1 must lie in"),

@@ -69,7 +69,6 @@ def test_nodes_without_edges_stand_in_rows_below_and_use_the_box_where_there_are
     assert len(set(zip(x[10:].tolist(), y[10:].tolist(), strict=True))) == 50
     none = np.empty(0, dtype=np.int64)
     assert np.ptp(lay_out(400, none, none, radii=3.0)[1]) > 300
-    assert len(lay_out(0, none, none)[0]) == 0
 
 
 def test_larger_nodes_keep_their_distance_and_a_heavier_edge_brings_its_ends_nearer():

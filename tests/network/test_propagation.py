@@ -71,7 +71,7 @@ def test_walks_that_meet_in_the_middle_give_the_diagonal_of_dense_powers(monkeyp
     by_powers = count_closed_walks(graph.influence, hops, 0.9)
     monkeypatch.setattr(walks, "DENSE_BELOW", 0)
     met = count_closed_walks(graph.influence, hops, 0.9, "exact")
-    assert met.values == approx(by_powers.values, abs=1e-14)
+    assert met.values == approx(by_powers.values, abs=1e-13)
     assert (met.exact_hops, met.standard_error.any()) == (hops, False)
 
 
@@ -89,12 +89,7 @@ def test_a_pair_returns_home_on_every_second_step_and_a_directed_cycle_after_thr
 def test_random_walkers_are_unbiased_and_know_their_error(monkeypatch, normalisation, diagonal):
     graph = random_network(9, size=80, density=0.06, normalisation=normalisation)
     truth = count_closed_walks(graph.influence, 5, 0.7).values
-    for name in (
-        "EXACT_BELOW",
-        "DENSE_BELOW",
-        "MANY",
-        "STEPS_AN_EDGE",
-    ):  # "auto" then estimates as it does on large networks
+    for name in ("EXACT_BELOW", "DENSE_BELOW", "MANY", "STEPS_AN_EDGE"):  # "auto" then estimates as on large networks
         monkeypatch.setattr(walks, name, 0)
     runs = [count_closed_walks(graph.influence, 5, 0.7, diagonal, seed) for seed in range(800)]
     assert {run.exact_hops for run in runs} == {2}
@@ -122,14 +117,12 @@ def test_estimates_repeat_with_their_seed_and_auto_walks_as_far_as_it_can_afford
 
 
 def test_a_network_small_enough_for_a_matrix_is_never_estimated(monkeypatch):
-    # Where too many walks come home to be walked, powers of the matrix count them.
     monkeypatch.setattr(walks, "DENSE_BELOW", 20)
-    budgets = np.random.default_rng(5).random(60)
     for diagonal, walks_at_most in product(("auto", "estimate", "exact"), (10, 1e8)):
-        monkeypatch.setattr(walks, "WALKS_AT_MOST", walks_at_most)
+        monkeypatch.setattr(walks, "WALKS_AT_MOST", walks_at_most)  # more are counted by powers of the matrix
         spread = propagate(random_network(5, size=60), 5, 0.9, diagonal=diagonal)
         assert (spread.home.exact_hops, spread.home.standard_error.any()) == (5, False)
-        assert spread @ budgets == approx(spread.to_dense() @ budgets, abs=1e-12)
+        assert spread @ np.ones(60) == approx(spread.to_dense() @ np.ones(60), abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -150,9 +143,6 @@ def test_impossible_hops_decays_budgets_and_clients_are_refused(call, client, bu
             propagate(graph, hops, decay)
     with pytest.raises(BadInput, match=re.escape(said)):
         call(propagate(graph), client, np.array(budgets))
-
-
-# ---- strongest walks --------------------------------------------------------------------------------------------
 
 
 def walks_one_by_one(propagation, client, source):

@@ -6,6 +6,7 @@ import io
 import os
 import re
 from contextlib import suppress
+from functools import partial
 
 import networkx as nx
 import numpy as np
@@ -59,39 +60,26 @@ def refusal(content, scratch):
     return error
 
 
-# Golden: b is exposed by a with weight 2, a by b with 1, c by a with 0.5.
-GOLDEN = {("a", "b"): 2.0, ("b", "a"): 1.0, ("a", "c"): 0.5}
-WAYS_TO_WRITE_IT = {
-    "blanks": "a b 2\nb   a\t1\n  a c 5e-1  \n",
-    "no last line end": "a,b,2\nb,a,1\na,c,0.5",
-    "a comment in another encoding": "# \udce9\na,b,2\nb,a,1\na,c,0.5\n",
-    "byte order mark and header": "\ufeffsource,target,weight\na,b,2\nb,a,1\na,c,0.5\n",
-    "header of unknown words": "giver,taker,how much\na,b,2\nb,a,1\na,c,0.5\n",
-    "quotes": '"source","target","weight"\n"a","b","2"\n"b" , a,1\n a , "c", 0.5\n',
-}
-
-
-@pytest.mark.parametrize("text", WAYS_TO_WRITE_IT.values(), ids=WAYS_TO_WRITE_IT)
-@pytest.mark.parametrize("zipped", [False, True], ids=["plain", "gzip"])
-def test_one_graph_may_be_written_in_many_ways(text, zipped, file):
-    content = text.encode(errors="surrogateescape")
-    graph = read_graph(file(gzip.compress(content) if zipped else content, "whatever.dat"), **AS_GIVEN)
-    assert edges_of(graph) == GOLDEN
-    assert graph.names == ("a", "b", "c")
+GOLDEN = {("a", "b"): 2, ("b", "a"): 1, ("a", "c"): 0.5}  # b is exposed by a with weight 2
 
 
 @pytest.mark.parametrize(
     ("text", "undirected", "edges"),
     [
+        ("a b 2\nb   a\t1\n  a c 5e-1  ", False, GOLDEN),  # without a last line end
+        ("# \udce9\na,b,2\nb,a,1\na,c,0.5\n", False, GOLDEN),  # a comment in another encoding
+        ("giver,taker,how much\na,b,2\nb,a,1\na,c,0.5\n", False, GOLDEN),  # a header of unknown words
         ("a,b,2\nb,c,3\n", True, {("a", "b"): 2, ("b", "a"): 2, ("b", "c"): 3, ("c", "b"): 3}),
         ("node1,node2\nnode2,node1\n", False, {("node1", "node2"): 1, ("node2", "node1"): 1}),  # numbered: no header
         ("source,target,weight\nsource,b,2\nb,source,3\n", False, {("source", "b"): 2, ("b", "source"): 3}),
     ],
 )
-def test_the_target_of_a_line_is_exposed_by_its_source(text, undirected, edges, file):
-    graph = read_graph(file(text), undirected=undirected, normalisation="none")
-    assert edges_of(graph) == edges
-    assert all(graph.influence[graph.index(to), graph.index(by)] == weight for (by, to), weight in edges.items())
+def test_the_target_of_a_line_is_exposed_by_its_source_however_that_is_written(text, undirected, edges, file):
+    content = text.encode(errors="surrogateescape")
+    for path in (file(content), file(gzip.compress(content), "whatever.dat")):
+        graph = read_graph(path, undirected=undirected, **AS_GIVEN)
+        assert edges_of(graph) == edges
+        assert all(graph.influence[graph.index(to), graph.index(by)] == weight for (by, to), weight in edges.items())
 
 
 @pytest.mark.parametrize(
@@ -127,13 +115,12 @@ REFUSED = {
     "an empty name": ("a,b\n,c\n", "line 2, ',c': a name is empty"),
     "a word for a weight": ("a,b,1\nb,a,heavy\n", "line 2, 'b,a,heavy': weight 'heavy' is not a positive number"),
     "no number for the first weight": ("a,b,NA\nc,d,1\n", "line 1, 'a,b,NA': weight 'NA' is not a positive number"),
-    "NaN": ("1 2 1\n2 1 nan\n", "line 2, '2 1 nan': weight 'nan' is not a positive number"),
     "too large": ("1,2,1\n2,1,1e999\n", "line 2, '2,1,1e999': weight '1e999' is not a positive number"),
+    "NaN": ("1 2 1\n2 1 nan\n", "line 2, '2 1 nan': weight 'nan' is not a positive number"),
     "a decimal comma": ("1;2;1\n2;1;0,5\n", "line 2, '2;1;0,5': weight '0,5' is not a positive number such as 0.5"),
     "an underscore": ("1,2,1\n2,1,1_0\n", "weight '1_0' is not a positive number"),
     "digits of another script": ("a,b,1\nb,a,٣\n", "weight '٣' is not a positive number"),
     "a comment behind an edge": ("1 2\n2 1 # back\n", "line 2, '2 1 # back': 4 fields where line 1 has 2"),
-    "an open quote": ('a,b\n"b,a\n', "line 2, '\"b,a': a double quote is left open"),
     "text behind a quote": ('a,b\n"b"x,a\n', "a double quote is left open or stands beside text"),
     "columns the other way": ("target,source\n1,2\n2,1\n", "columns must be source, target"),
     "a time for a weight": ("source,target,timestamp\n1,2,1300\n2,1,1301\n", "columns must be source, target"),
@@ -180,13 +167,13 @@ def test_what_is_no_readable_file_is_refused_with_its_path(tmp_path, file, monke
         with pytest.raises(BadInput, match=f"cannot be read from {type(nothing).__name__}"):
             read_graph(nothing)
     path = file("a,b\nb,a\n")
-
-    def refuse(*_):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(home(read_graph), "open", refuse, raising=False)
+    monkeypatch.setattr(home(read_graph), "open", partial(refuse, PermissionError(13, "denied")), raising=False)
     with pytest.raises(BadFile, match=r"may not be read\. Check its permissions\."):
         read_graph(path)
+
+
+def refuse(error, *_, **__):
+    raise error
 
 
 # Files drawn at random
@@ -292,10 +279,6 @@ NUMBERS = st.lists(st.sampled_from(PIECES), max_size=40).map("".join).map(str.en
 WRITTEN = files().map(lambda file: file[1])
 
 
-def refuse(*_, **__):
-    raise ValueError
-
-
 @settings(max_examples=1000, deadline=None)
 @given(
     content=st.binary(max_size=60) | TEXTS | NUMBERS | damaged(WRITTEN) | damaged(WRITTEN.map(gzip.compress)),
@@ -312,7 +295,7 @@ def test_any_file_is_read_as_line_by_line_and_by_the_csv_module_or_refused_in_on
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(home(read_graph), "_BLOCK_BYTES", block)
         graph = refusal(content, scratch)
-        patch.setattr(np, "loadtxt", refuse)
+        patch.setattr(np, "loadtxt", partial(refuse, ValueError()))
         line_by_line = refusal(content, scratch)
     if isinstance(line_by_line, MppflError):
         assert str(graph) == str(line_by_line)
@@ -326,12 +309,6 @@ def test_any_file_is_read_as_line_by_line_and_by_the_csv_module_or_refused_in_on
     text = b"\n".join(lines).decode()  # comments may be in any encoding
     assume(not re.search(r'"[ \t]|[ \t]"', text))  # csv.reader does not tell blanks within quotes from those around
     assert edges_of(graph) == read_plainly(text)
-
-
-def test_plain_numbers_are_read_by_numpy(file, monkeypatch):
-    monkeypatch.setattr(home(read_graph), "_edges_of_lines", refuse)
-    for text in ("1,2\n2,1\n", "source\ttarget\tweight\r\n5\t6\t0.5\r\n6\t5\t1e-3\r\n", "# c\n\n1 2\n2  1 \n"):
-        assert read_graph(file(text)).num_edges == 2
 
 
 # Round trips, and routes that must agree
@@ -389,11 +366,9 @@ def test_written_edges_look_like_this_and_keep_the_order_of_clients_where_they_c
 
 
 def test_networkx_edges_point_at_whom_they_expose_and_nodes_without_edges_are_clients_too(tmp_path):
-    graph = nx.DiGraph([("b", "a")])
-    graph.add_edge("a", "b", weight=2)
+    graph = nx.DiGraph([("b", "a"), ("a", "b", {"weight": 2})])
     assert edges_of(read_graph(graph)) == {("a", "b"): 2.0, ("b", "a"): 1.0}
-    undirected = nx.Graph()
-    undirected.add_edge(1, 2, weight=np.float32(0.5))
+    undirected = nx.Graph([(1, 2, {"weight": np.float32(0.5)})])
     assert edges_of(read_graph(undirected)) == {("1", "2"): 0.5, ("2", "1"): 0.5}
     assert read_graph(nx.MultiGraph([("a", "b"), ("a", "b")])).num_edges == 2  # parallel edges that agree count once
     graph = nx.path_graph(3, create_using=nx.DiGraph)
@@ -459,7 +434,6 @@ COO = {"format": np.array("coo"), "shape": (2, 2), "data": np.ones(2), "row": [0
     [
         (GRAPHML[:-30], "x.graphml", "is not valid GraphML"),
         (b"<?xml version='1.0'?><html/>", "x.html", "is not valid GraphML"),
-        (b"a,b\nb,a\n", "x.graphml", "is not valid GraphML"),
         (b"", "x.xml", "is not valid GraphML"),
         (GRAPHML.replace(b"0.5", b"half"), "x.graphml", "is not valid GraphML"),
         (gzip.compress(GRAPHML * 9)[:-30], "x.graphml", "ends too early"),
@@ -485,9 +459,8 @@ def test_damaged_graphml_and_npz_are_read_or_refused_in_one_line(content, scratc
 @pytest.mark.parametrize("name", ["", "two\nlines", "nul\0", "half \ud800"])
 def test_names_that_a_file_cannot_hold_are_refused(name, tmp_path):
     graph = graph_of({("a", name): 1.0, (name, "a"): 1.0})
-    with pytest.raises(BadInput, match="cannot be named in an edge list"):
-        write_edges(graph, tmp_path / "edges.csv")
-    if name in ("nul\0", "half \ud800"):
-        with pytest.raises(BadInput, match="cannot be named in XML"):
-            write_graphml(graph, tmp_path / "edges.graphml")
+    writers = {"an edge list": write_edges} | ({"XML": write_graphml} if name in ("nul\0", "half \ud800") else {})
+    for form, write in writers.items():
+        with pytest.raises(BadInput, match=f"cannot be named in {form}"):
+            write(graph, tmp_path / "edges")
     assert not list(tmp_path.iterdir())

@@ -10,17 +10,17 @@ import pytest
 from dp_accounting import pld, rdp
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from scipy.special import log_ndtr, ndtr
 
 from mppfl.errors import BadInput
 from mppfl.privacy import (
     added_delta,
     composed_epsilon,
     epsilon,
-    epsilon_with_extra,
+    filter_room,
     gaussian_epsilon,
     history_epsilon,
     poisson_noise_of_plan,
+    renyi_losses,
     to_dp_event,
 )
 from tests.homes import home
@@ -36,7 +36,6 @@ deltas = st.one_of(st.floats(1e-12, 0.5), st.floats(5e-324, 1 - 1e-16))
 # ---- properties -------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(budgets, deltas)
 def test_the_three_methods_never_fall_below_the_exact_curve(rho, delta):
     exact, renyi, zcdp = (epsilon(rho, delta, method) for method in ("exact", "rdp", "zcdp"))
@@ -44,24 +43,11 @@ def test_the_three_methods_never_fall_below_the_exact_curve(rho, delta):
     assert renyi <= zcdp * (1 + 1e-9) + 1e-300
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0, 1e6), min_size=2, max_size=8), deltas)
 def test_more_budget_never_means_less_epsilon(rhos, delta):
     for method in ("exact", "rdp", "zcdp"):
         epsilons = epsilon(np.sort(np.array(rhos)), delta, method)
         assert (np.diff(epsilons) >= -1e-9 * epsilons[1:]).all()
-
-
-@settings(deadline=None)
-@given(st.floats(1e-8, 1e4), st.floats(1e-12, 0.5))
-def test_the_exact_curve_has_the_delta_it_was_asked_for(rho, delta):
-    found, mu = gaussian_epsilon(rho, delta), math.sqrt(2 * rho)
-    if found == 0:
-        assert delta >= 2 * ndtr(mu / 2) - 1 - 1e-15
-        return
-    left, right = ndtr(mu / 2 - found / mu), math.exp(min(found + log_ndtr(-mu / 2 - found / mu), 700))
-    cancelled = 1e-9 * delta + 1e-13 * left * (1 + found)  # the textbook's difference is not exact itself
-    assert abs(left - right - delta) <= cancelled
 
 
 def test_an_array_is_answered_as_its_entries_are_nothing_spent_with_0_and_no_noise_with_infinity():
@@ -98,6 +84,32 @@ def test_poisson_sampling_agrees_with_an_independent_accountant():
     assert history_epsilon([(1.0, 1e-7, 10)], 1e-5) == 0.0  # hardly ever drawn
 
 
+@pytest.mark.parametrize("rate", [1e-3, 0.013, 0.3, 0.999, 1.0])
+def test_renyi_losses_agree_with_an_independent_accountant(rate):
+    for noise in (0.05, 0.6, 1.0, 4.0, 50.0):
+        for order, loss in list(zip(accounting.ORDERS, renyi_losses([(noise, rate, 3)], 0.01), strict=True))[::7]:
+            accountant = rdp.RdpAccountant(orders=[order])
+            accountant.compose(to_dp_event(noise_multiplier=noise, sampling_rate=rate), 3)
+            accountant.compose(to_dp_event(budget=0.01))
+            # No part of δ, so that dp-accounting adds nothing but what the order does.
+            assert accountant.get_epsilon(1e-200) == approx(loss + accounting._order_cost(order, 1e-200), rel=1e-9)
+
+
+@pytest.mark.parametrize(("dp_epsilon", "dp_delta"), [(0.1, 1e-6), (1.0, 1e-5), (8.0, 1e-3), (60.0, 0.1)])
+def test_a_filter_spends_its_delta_once_over_all_its_orders(dp_epsilon, dp_delta):
+    costs = accounting._filter_costs(dp_epsilon, dp_delta)
+    used = np.flatnonzero(np.isfinite(costs))
+    orders = accounting.ORDERS[used]
+    parts = np.exp((np.log1p(-1 / orders) - costs[used]) * (orders - 1)) / orders  # ε = 0 at order α is this δ
+    assert parts.sum() + accounting.DELTA_OF_NOISE * dp_delta == approx(dp_delta)
+    nothing = renyi_losses([], 0.0)
+    room = filter_room(nothing, dp_epsilon, dp_delta)
+    assert epsilon(room, dp_delta, "rdp") <= dp_epsilon
+    assert epsilon(room * 1.1, dp_delta, "rdp") > dp_epsilon or dp_epsilon in (0.1, 60.0)
+    assert filter_room(renyi_losses([], room / 3), dp_epsilon, dp_delta) == approx(room * 2 / 3)
+    assert filter_room(nothing, dp_epsilon, dp_delta, extra=dp_delta) == -math.inf
+
+
 PLANS = {
     "equal rounds": ([0.02] * 30, 0.1, 10),
     "few large": ([2.0, 1.0, 0.5], 0.05, 40),
@@ -123,13 +135,6 @@ def test_a_whole_plan_ends_just_below_the_epsilon_that_its_budgets_stand_for(bud
     assert len(set(noises)) <= 13
 
 
-def test_a_plan_needs_less_noise_than_its_rounds_one_by_one():
-    budgets, rate, steps = np.full(30, 0.02), 0.1, 10
-    (alone,) = poisson_noise_of_plan(budgets[:1], rate, steps, 1e-5)
-    together = poisson_noise_of_plan(budgets, rate, steps, 1e-5)
-    assert alone > 1.15 * together.max()
-
-
 @pytest.mark.parametrize("strange", [math.nan, math.inf, -1.0, "x", None, [[0.1]], 1e9])
 def test_strange_plans_are_refused_in_one_line(strange):
     with pytest.raises(BadInput) as refused:
@@ -137,14 +142,9 @@ def test_strange_plans_are_refused_in_one_line(strange):
     assert "\n" not in str(refused.value)
 
 
-def test_a_plan_of_nobody_has_no_noise():
+def test_a_plan_of_nobody_has_no_noise_and_where_nobody_is_left_out_the_budgets_decide_it():
     assert poisson_noise_of_plan([0.0, 0.0], 0.1, 10, 1e-5).tolist() == [0, 0]
-
-
-def test_calibrated_noise_keeps_its_promise_and_hardly_more():
-    assert poisson_noise_of_plan([0.5], 1.0, 1, 1e-5) == approx(1.0, abs=1e-5)  # nothing is sampled
-    one_round = poisson_noise_of_plan([0.1], 0.05, 40, 1e-5)
-    assert 0.99 <= history_epsilon([(one_round[0], 0.05, 40)], 1e-5) / gaussian_epsilon(0.1, 1e-5) <= 1
+    assert poisson_noise_of_plan([0.5], 1.0, 1, 1e-5) == approx(1.0, abs=1e-5)
 
 
 def test_events_carry_noise_over_sensitivity():
@@ -183,13 +183,6 @@ def grids_used(monkeypatch):
     return used
 
 
-@pytest.mark.parametrize("budget", [0.0, 0.05])
-def test_a_mixed_history_agrees_with_an_independent_accountant(budget):
-    found = history_epsilon(MIXED, 1e-5, budget=budget)
-    assert found == approx(by_another_accountant(MIXED, budget, pld.PLDAccountant()), rel=2e-3)
-    assert found < gaussian_epsilon(budget + 40 / (2 * 1.5**2) + 30 / (2 * 2.5**2), 1e-5)
-
-
 def test_the_same_steps_in_other_words_are_the_same_history():
     assert history_epsilon([(2.0, 1.0, 6)], 1e-5, budget=0.1) == approx(gaussian_epsilon(0.1 + 6 / 8, 1e-5))
     assert history_epsilon([], 1e-5, budget=0.5) == gaussian_epsilon(0.5, 1e-5)
@@ -226,11 +219,9 @@ def test_many_kinds_that_hardly_differ_are_taken_together_and_hardly_overstated(
     assert found <= history_epsilon([(2.0, 0.01, 1000)], 1e-5)
 
 
-def test_more_kinds_than_can_be_accounted_for_are_refused_in_one_line(monkeypatch):
-    monkeypatch.setattr(accounting, "MOST_KINDS_BY_RDP", 30)
-    with pytest.raises(BadInput, match="history of 40 different kinds") as refused:
-        history_epsilon([(1.1**number, 0.01, 10) for number in range(40)], 1e-5)
-    assert "\n" not in str(refused.value)
+def test_any_number_of_kinds_is_bounded():
+    bound = history_epsilon([(1.1 + number / 50, 0.01, 10) for number in range(500)], 1e-5)
+    assert bound < history_epsilon([(1.1, 0.01, 5000)], 1e-5)
 
 
 def test_noise_too_small_or_steps_too_many_for_a_distribution_are_bounded(monkeypatch):
@@ -261,39 +252,8 @@ def test_strange_budgets_and_deltas_are_answered_or_refused_in_one_line(method):
             assert is_answered_or_refused(epsilon, rho, delta, method)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(*[st.sampled_from([0, -1, math.nan, math.inf, 1e-300, 1e300, 0.3, 1e-5, 1, 2, 10**9, 10**12, "x", None])] * 4)
 @example(1.0, 1e-5, 0.3, 10**12)
 def test_strange_sampling_is_answered_or_refused_in_one_line(noise, delta, rate, steps):
     assert is_answered_or_refused(lambda: history_epsilon([(noise, rate, steps)], delta))
-
-
-# ---- noise that is only near the one meant ----------------------------------------------------------------------
-
-
-def test_what_noise_adds_to_delta_counts_more_the_larger_epsilon_is():
-    budgets, extra = np.array([0.5, 0.5, 2.0, 30.0]), np.array([0.0, 1e-12, 1e-12, 1e-12])
-    found = epsilon_with_extra(lambda deltas: epsilon(budgets, deltas, "rdp"), 1e-5, extra)
-    assert found[0] == epsilon(0.5, 1e-5, "rdp")
-    for at in (1, 2):  # the least ε at which budget and noise together stay within δ
-        left = 1e-5 - (1 + math.exp(found[at])) * extra[at]
-        assert epsilon(budgets[at], left, "rdp") == approx(found[at], rel=1e-8)
-        assert epsilon(budgets[at], left, "rdp") <= found[at]
-    assert found[3] == math.inf  # e^ε · 1e-12 is more than δ
-
-
-def test_a_distribution_a_little_off_is_no_better_than_stated():
-    # A table of the discrete Gaussian, rounded so coarsely that it shows: its true δ(ε), by summing both tails.
-    std, shift, units = 40.0, 40, 2**24
-    grid = np.arange(-400, 401)
-    exact = np.exp(-0.5 * (grid / std) ** 2)
-    exact /= exact.sum()
-    rounded = np.rint(exact * units) / units
-    rounded[400] += 1 - rounded.sum()
-    extra = 0.5 * np.abs(rounded - exact).sum()
-    rho = shift**2 / (2 * std**2)
-    for delta in (1e-2, 1e-3, 1e-4):
-        (stated,) = epsilon_with_extra(lambda deltas: epsilon(np.array([rho]), deltas, "rdp"), delta, np.array([extra]))
-        here, there = np.append(rounded, np.zeros(shift)), np.append(np.zeros(shift), rounded)
-        true_delta = np.maximum(here - math.exp(min(stated, 700)) * there, 0).sum()
-        assert true_delta <= delta

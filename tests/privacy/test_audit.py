@@ -8,7 +8,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-from pytest import approx
 
 from mppfl.data import client_data
 from mppfl.errors import BadInput
@@ -17,7 +16,7 @@ from mppfl.privacy.audit import audit_float, audit_mechanism, clip_and_noise
 from mppfl.spec import TrainingConfig
 from mppfl.training import audit_sensitivity, audit_training, make_model
 from tests.homes import home
-from tests.training.trainings import pictures, plan_with
+from tests.training.trainings import Remembers, pictures, plan_with
 
 noise_module = home(add_noise)
 CLIENT, STEPS = {"unit": "client"}, {"release": "steps"}
@@ -27,6 +26,7 @@ PROTECTIONS = {
     "gradient, zero-out": {"adjacency": "zero_out"},
     "gradient, summed": SUM,
     "gradient, server": {"trust": "server"},
+    "gradient, cohorts": {"trust": "server", "cohorts": 2},
     "gradient, sampled clients": {"trust": "server", "client_rate": 0.5},
     "steps": STEPS,
     "steps, zero-out": STEPS | {"adjacency": "zero_out"},
@@ -37,6 +37,8 @@ PROTECTIONS = {
     "update, summed": CLIENT | SUM | {"dropouts": 1},
     "update, summed, zero-out": CLIENT | SUM | {"adjacency": "zero_out"},
     "update, server": CLIENT | {"trust": "server"},
+    "update, summed, cohorts": CLIENT | SUM | {"cohorts": 3},
+    "update, zero-out, cohorts": CLIENT | {"trust": "server", "adjacency": "zero_out", "cohorts": 2},
     "update, sampled clients": CLIENT | SUM | {"client_rate": 0.5},
 }
 
@@ -75,19 +77,6 @@ def test_every_sound_protection_passes_and_a_sensitivity_declared_a_tenth_too_sm
     assert in_sum is None or 0.5 < in_sum <= 1
 
 
-@pytest.mark.parametrize(("model", "engine"), [("softmax", "dense"), ("cnn_fmnist", "batched"), ("cnn_fmnist", "vmap")])
-@pytest.mark.parametrize("protection", [{}, CLIENT])
-def test_every_engine_passes(model, engine, protection):
-    assert sensitivity(model, engine=engine, **protection).verdict == "pass"
-
-
-def test_the_seed_decides_the_figures_and_torchs_own_generator_is_left_alone():
-    before = torch.get_rng_state()
-    audit, again, other = (sensitivity(seed=seed) for seed in (3, 3, 4))
-    assert audit == again != other
-    assert torch.equal(before, torch.get_rng_state())
-
-
 @pytest.mark.parametrize(("model", "engine"), [("mlp", "loop"), ("mlp", "dense"), ("cnn_fmnist", "batched")])
 @pytest.mark.parametrize("protection", [{}, STEPS | {"batches": "poisson"}])
 def test_gradients_that_are_not_shortened_are_found_out(monkeypatch, model, engine, protection):
@@ -117,12 +106,36 @@ def test_a_sum_whose_weights_are_not_bounded_by_budgets_is_found_out(monkeypatch
         assert sensitivity(**SUM, client=client).verdict == "fail"
 
 
-def test_a_declared_sensitivity_that_is_too_small_is_found_out(monkeypatch):
-    declared = Protection.sensitivity
-    monkeypatch.setattr(Protection, "sensitivity", lambda self, work: declared(self, work) / 2)
-    audit = sensitivity()
-    assert audit.verdict == "fail"
-    assert audit.details["budget_ratio"] == approx(4.0, rel=0.1)
+COHORTS = {"cohorts": 3, "adjacency": "zero_out"}
+
+
+@pytest.mark.parametrize("trust", ["server", "secure_sum"])
+def test_turns_nearer_than_the_band_or_columns_longer_than_declared_are_found_out(monkeypatch, trust):
+    with monkeypatch.context() as patch:
+        everywhere(patch, "plan_in_turns", lambda plan, config: plan)  # everybody joins every round, each charged once
+        audit = sensitivity(**COHORTS, trust=trust)
+        assert audit.verdict == "fail"
+        assert audit.details["ratio_in_sum"] > 1.4
+    band = home(SecureSum).banded_square_root
+    everywhere(monkeypatch, "banded_square_root", lambda cohorts: band(cohorts) / band(cohorts)[0])
+    assert sensitivity(**COHORTS, trust=trust).verdict == "fail"
+
+
+@pytest.mark.parametrize("broken", ["nothing is taken back", "more than the band is taken back", "c_0 is forgotten"])
+def test_noise_that_is_not_as_the_band_asks_for_is_found_out(monkeypatch, broken):
+    class Broken(SecureSum):
+        def open(self):
+            if broken == "nothing is taken back":
+                self.past = ()
+            if broken == "more than the band is taken back":
+                self.past = tuple(2 * noise for noise in self.past)
+            if broken == "c_0 is forgotten":
+                self.share_std *= self.band[0]
+            return SecureSum.open(self)
+
+    everywhere(monkeypatch, "SecureSum", Broken)
+    protection = {**COHORTS, "trust": "server"}
+    assert with_canaries(1, protection, num_canaries=20).verdict == "fail"
 
 
 def test_a_record_in_more_answers_than_are_charged_is_found_out(monkeypatch):
@@ -132,27 +145,12 @@ def test_a_record_in_more_answers_than_are_charged_is_found_out(monkeypatch):
     assert "more answers than are charged" in audit.details["meaning"]
 
 
-class Remembers(torch.nn.Module):
-    """Keeps the mean of all examples it saw."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(64, 4)
-        self.register_buffer("mean", torch.zeros(64))
-
-    def forward(self, inputs):
-        inputs = inputs.flatten(1)
-        if self.training:
-            self.mean += inputs.mean(0)
-        return self.layer(inputs - self.mean)
-
-
 @pytest.mark.parametrize("protection", [{}, CLIENT])
 def test_a_model_that_remembers_examples_is_refused_by_both_audits(protection):
     config = TrainingConfig(batch_size=4, protection=protection)
     for audit in (
-        lambda: audit_sensitivity(Remembers(), DATA, config),
-        lambda: audit_training(Remembers(), DATA, plan_with([1.0] * 3), config, num_coins=8),
+        lambda: audit_sensitivity(Remembers(True), DATA, config),
+        lambda: audit_training(Remembers(True), DATA, plan_with([1.0] * 3), config, num_coins=8),
     ):
         with pytest.raises(BadInput, match="keeps something of the examples it has seen"):
             audit()
@@ -180,22 +178,14 @@ def memorised(noise_is_drawn=True, *, sizes=(100, 100, 100), rounds=12, rho=5e-4
     return audit_training(model, data, plan_with([rho] * len(sizes), rounds), config, num_coins=200, seed=seed)
 
 
-TRAININGS = {
-    "gradient": {},
-    "gradient, summed": SUM,
-    "gradient, zero-out": {"adjacency": "zero_out"},
-    "shuffled": STEPS | {"batches": "shuffled"},
-}
-
-
-@pytest.mark.parametrize("name", TRAININGS)
+@pytest.mark.parametrize("name", ["gradient", "gradient, summed", "gradient, zero-out", "shuffled"])
 def test_a_training_whose_noise_is_switched_off_tells_more_than_its_epsilon_allows(monkeypatch, name):
-    sound = memorised(**TRAININGS[name])
+    sound = memorised(**PROTECTIONS[name])
     assert (sound.verdict, sound.confidence) == ("pass", 0.95)
     assert sound.measured < 0.3 < sound.claimed < 2
     everywhere(monkeypatch, "add_noise", lambda values, std, kind, rng=None, out=None: quiet(values, out))
     everywhere(monkeypatch, "discrete_steps", lambda size, *_: np.zeros(size))
-    broken = memorised(**TRAININGS[name])
+    broken = memorised(**PROTECTIONS[name])
     assert (broken.verdict, broken.claimed) == ("fail", sound.claimed)
     assert broken.measured > 2
     assert broken.details["right"] > 150

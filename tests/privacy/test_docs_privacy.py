@@ -11,12 +11,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import get_args
 
-import numpy as np
 import pytest
 from pytest import approx
 
 from mppfl.fields import hints
-from mppfl.privacy import LocalWork, Protection, Trust, attack_risk, epsilon, shared_noise_weights
+from mppfl.privacy import LocalWork, Protection, Trust, attack_risk, epsilon
 
 PAGE = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text(encoding="utf-8")
 
@@ -76,33 +75,6 @@ def test_the_table_of_protections_has_every_unit_release_trust_and_kind_of_batch
     kinds = [hints(Protection)[name] for name in ("unit", "release", "batches", "trust")]
     assert shown == {word for kind in kinds for word in re.findall(r"'(\w+)'", str(kind))}
     assert [row[0].strip("`") for row in rows_after("## Whom you trust")] == list(get_args(Trust))
-
-
-@pytest.mark.parametrize(
-    ("values", "noise"),
-    [
-        ({}, lambda rho, work: math.sqrt(2 / rho) / work.num_examples),
-        ({"release": "steps"}, lambda rho, work: math.sqrt(2 * work.num_steps / rho) / work.num_examples),
-        ({"release": "steps", "batches": "shuffled"}, lambda rho, work: math.sqrt(2 * work.local_epochs / rho)),
-        ({"unit": "client"}, lambda rho, work: math.sqrt(2 / rho)),
-        ({"unit": "client", "adjacency": "zero_out"}, lambda rho, work: math.sqrt(2 / rho) / 2),
-    ],
-)
-def test_noise_of_clients_is_what_the_table_of_protections_says(values, noise):
-    work = LocalWork(50, local_epochs=3, num_steps=4, batch_size=10)
-    assert Protection(clip_norm=0.7, **values).noise_std(0.3, work) == approx(0.7 * noise(0.3, work))
-
-
-@pytest.mark.parametrize("spread", [1, 10])
-def test_noise_of_a_sum_and_what_it_gains_are_what_the_formulas_say(spread):
-    rho, delta = np.linspace(1, spread, 9) / 10, np.linspace(1, spread, 9)[::-1] / 5
-    noise = shared_noise_weights(rho, delta, np.ones(9), 0.0, 1)
-    assert noise.noise_variance == approx(1 / (2 * np.sum(np.sqrt(rho) / delta) ** 2))
-    assert noise.used == approx(noise.weights**2 * delta**2 / (2 * noise.noise_variance))
-    assert noise.used == approx(rho)
-    gain = 1 / (2 * np.sum(rho / delta**2)) / noise.noise_variance
-    assert gain == approx(np.sum(np.sqrt(rho) / delta) ** 2 / np.sum(rho / delta**2))
-    assert gain == approx(9) if spread == 1 else 1 < gain < 9
 
 
 def test_every_dotted_name_can_be_imported():

@@ -9,10 +9,8 @@ import random
 import signal
 import subprocess
 import sys
-import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from fractions import Fraction
-from types import SimpleNamespace
 
 import dp_accounting
 import numpy as np
@@ -22,12 +20,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mppfl.errors import BadFile, BadInput, BudgetExceeded, MppflError, UnknownClient
-from mppfl.privacy import ReleaseCost, attack_risk, epsilon, history_epsilon
+from mppfl.privacy import ReleaseCost, epsilon, history_epsilon
 from mppfl.privacy.ledger import PrivacyLedger, epsilons
 from tests.homes import home
 
 accounting = home(history_epsilon)
 approx = pytest.approx
+ORDERS = [*range(2, 65), 80, 96, 128, 192, 256, 512, 1024]
 
 
 def cost(client="ann", budget=0.1, **terms):
@@ -48,7 +47,7 @@ requests = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(requests, st.floats(0, 2.0))
 def test_no_sequence_of_requests_passes_a_cap(asked, cap):
     with PrivacyLedger.in_memory() as ledger:
@@ -66,15 +65,6 @@ def test_no_sequence_of_requests_passes_a_cap(asked, cap):
         ledger.verify()
 
 
-def test_three_tenths_fill_a_cap_of_three_tenths(ledger):
-    ledger.set_cap("ann", 0.3, "record")
-    for round_index in (1, 2, 3):
-        ledger.reserve("run", round_index, [cost()])
-    assert ledger.remaining("ann") == 0
-    with pytest.raises(BudgetExceeded, match=r"client 'ann' has spent 0\.3 and asks for 1e-06 of a cap of 0\.3"):
-        ledger.reserve("run", 4, [cost(budget=1e-6)])
-
-
 def test_reserving_twice_costs_once_and_other_terms_are_refused(ledger):
     assert ledger.reserve("run", 1, [cost()]).outcomes == {"ann": "reserved"}
     assert ledger.reserve("run", 1, [cost()]).outcomes == {"ann": "already reserved"}
@@ -84,16 +74,6 @@ def test_reserving_twice_costs_once_and_other_terms_are_refused(ledger):
     assert (len(ledger), ledger.spent("ann")) == (1, 0.1)
     ledger.reserve("another run", 1, [cost()])
     assert ledger.spent("ann") == approx(0.2)
-
-
-def test_any_object_with_the_attributes_of_a_cost_will_do(ledger):
-    paid = SimpleNamespace(**asdict(cost("7", 0.5, round_index=3, run="run")))
-    ledger.reserve("run", 3, [paid])
-    assert ledger.spent("7") == 0.5
-    with pytest.raises(BadInput, match="belongs to round_index=3, not to 4"):
-        ledger.reserve("run", 4, [paid])
-    with pytest.raises(BadInput, match="int is no release"):
-        ledger.reserve("run", 4, [5])
 
 
 # ---- what does not add ------------------------------------------------------------------------------------------
@@ -189,6 +169,81 @@ def test_noise_that_costs_delta_by_itself_is_refused_under_a_cap(ledger):
         ledger.set_cap("bob", 5.0, "record")
 
 
+def independent_epsilon(ledger, client, orders):
+    """dp-accounting's own RDP of all releases of a client per record, at the best of these orders."""
+    accountant = rdp.RdpAccountant(orders=orders)
+    for event in ledger.to_dp_events(client, "record"):
+        accountant.compose(event)
+    return accountant.get_epsilon(1e-5)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.randoms(use_true_random=False), st.sampled_from([0.5, 2.0, 8.0]))
+def test_under_a_cap_in_epsilon_no_choice_of_releases_passes_it(rng, cap):
+    """Whatever is asked for next, sampled or not, of whatever noise: also by what was refused before."""
+    with PrivacyLedger.in_memory() as ledger:
+        ledger.set_cap("ann", cap, "record", dp_delta=1e-5)
+        size = 1.0
+        for round_index in range(1, 25):
+            noise = {"noise_kind": rng.choice(["gaussian", "discrete", "simulated"]), "adjacency": "zero_out"}
+            unit = rng.choice(["record", "client"])
+            release = cost(budget=0.2 * size * rng.random() + 1e-6, unit=unit, **noise)
+            if rng.random() < 0.5:
+                kind = {"noise_multiplier": rng.uniform(0.7, 4.0), "sampling_rate": rng.choice([0.01, 0.2])}
+                release = poisson(num_steps=1 + int(20 * size * rng.random()), **kind)
+            if ledger.reserve_each("run", round_index, [release]).refused:
+                size /= 3  # goes on with less
+        assert independent_epsilon(ledger, "ann", ORDERS) <= cap * (1 + 1e-9)
+        assert ledger.get_epsilon("ann", 1e-5, "rdp", unit="record") <= cap * (1 + 1e-9)
+        ledger.verify()
+
+
+def test_a_cap_in_epsilon_admits_nearly_what_the_best_order_would(ledger):
+    ledger.set_cap(["ann", "bob"], 3.0, "record", dp_delta=1e-5)
+    sampled = poisson(noise_multiplier=4.0, sampling_rate=0.3, num_steps=1)
+    for round_index in range(1, 100):
+        if ledger.reserve_each("run", round_index, [sampled]).refused:
+            break
+    assert round_index - 1 == 69  # the RDP accountant's ε passes 3 at the 72nd
+    left = ledger.remaining("bob")
+    assert 2.9 < epsilon(left, 1e-5, "rdp") < 3
+    assert ledger.account("bob").cap == math.inf
+    before = ledger.head
+    with pytest.raises(
+        BudgetExceeded, match=r"'bob' has a cap of 3, and what is left of ε at δ = 1e-05 is enough for"
+    ) as no:
+        ledger.reserve("run", 1, [cost("bob", left * 1.001)])
+    assert "\n" not in str(no.value)
+    assert ledger.head == before  # nothing was charged, and what fits still does
+    ledger.reserve("run", 1, [cost("bob", left * (1 - 1e-9), noise_kind="discrete")])
+    assert ledger.remaining("bob") == approx(0, abs=1e-8)
+    ledger.verify()
+
+
+def test_caps_in_epsilon_at_several_deltas_and_in_rho_all_hold(ledger):
+    with pytest.raises(BadInput, match=r"ε = 0\.0001 at δ = 1e-05 admits nothing"):
+        ledger.set_cap("ann", 1e-4, "record", dp_delta=1e-5)
+    ledger.set_cap("ann", 3.0, "record", dp_delta=1e-5)
+    ledger.set_cap("ann", 0.1, "record")
+    assert ledger.remaining("ann") == 0.1
+    ledger.set_cap("ann", 4.0, "record", dp_delta=1e-5, only_lower=True)
+    account = ledger.account("ann")
+    assert (account.cap, account.epsilon_caps) == (0.1, ({1e-5: 3.0},))
+    ledger.set_cap("ann", 1.0, "record", dp_delta=1e-6)
+    ledger.set_cap("ann", math.inf, "record")
+    assert ledger.account("ann").epsilon_caps == ({1e-5: 3.0, 1e-6: 1.0},)
+    alone = PrivacyLedger.in_memory()
+    alone.set_cap("ann", 1.0, "record", dp_delta=1e-6)
+    assert ledger.remaining("ann") == alone.remaining("ann")  # the tighter one
+    alone.close()
+    ledger.reserve("run", 1, [cost(extra_delta=1e-30, budget=1e-4)])
+    with pytest.raises(BudgetExceeded, match="is enough for ρ"):  # of noise that is too far from the one meant
+        ledger.reserve("run", 2, [cost(extra_delta=1e-8, budget=1e-4)])
+    with pytest.raises(BadInput, match="a release per record has no ρ for all data"):
+        ledger.set_cap("ann", 2.0, "client", dp_delta=1e-6)
+    ledger.verify()
+
+
 @pytest.mark.parametrize("order", [1, -1])
 def test_adjacencies_never_mix_sampled_or_not(ledger, order):
     # Replacing a record moves a sum by 2𝒮: what is 1 for adding or removing at sampling rate 1 is then 4 times that.
@@ -211,8 +266,11 @@ def test_exact_needs_gaussian_noise_throughout_and_no_client_depends_on_its_comp
     with pytest.raises(BadInput, match=r"'bob' has releases whose noise was not Gaussian\. Use the method rdp"):
         ledger.get_epsilon(["ann", "bob"], 1e-5, "pld")
     ledger.reserve("run", 2, [cost("ann", 0.1, noise_kind="discrete", adjacency="zero_out")])
-    with pytest.raises(BadInput, match=r"'ann' .* not Gaussian\. Keep Poisson-sampled ones in another ledger"):
-        ledger.get_epsilon("ann", 1e-5, "rdp")
+    assert ledger.account("ann").accounting == "rdp"  # which holds for both together
+    by_orders = rdp.RdpAccountant(orders=ORDERS)
+    for event in ledger.to_dp_events("ann"):
+        by_orders.compose(event)
+    assert ledger.get_epsilon("ann", 1e-5, "rdp") == approx(by_orders.get_epsilon(1e-5), rel=1e-9)
 
 
 def test_poisson_sampled_releases_stand_apart(ledger):
@@ -246,22 +304,8 @@ def test_too_many_different_histories_are_refused_before_they_take_hours(ledger,
 # ---- epsilon ----------------------------------------------------------------------------------------------------
 
 
-def test_rounds_add_up_to_the_golden_numbers(ledger):
-    for round_index, budget in enumerate([0.01, 0.02, 0.05, 0.1, 0.32], 1):
-        ledger.reserve("run", round_index, [cost("ann", budget), cost("bob", budget / 10)])
-    golden = {"exact": 4.3772, "rdp": 4.7284, "zcdp": 5.2985, "pld": 4.3772}
-    for method, answer in golden.items():
-        assert ledger.get_epsilon("ann", 1e-5, method) == approx(answer, abs=5e-5)
-    assert ledger.get_epsilon(None, 1e-5) == approx(epsilon(np.array([0.5, 0.05]), 1e-5))
-    assert ledger.get_epsilon(["bob"], 1e-5) == approx([epsilon(0.05, 1e-5)])
-    accountant = pld.PLDAccountant()  # of somebody else
-    for event in ledger.to_dp_events("ann"):
-        accountant.compose(event)
-    assert accountant.get_epsilon(1e-5) == approx(ledger.get_epsilon("ann", 1e-5), rel=1e-3)
-
-
 def random_history(rng, ledger, name):
-    """Some rounds of unequal budgets and noises, now and then per client or sampled; all under zero_out."""
+    """Some rounds of unequal budgets and noises in two runs, now and then per client or sampled; all under zero_out."""
     for round_index in range(1, int(rng.integers(2, 7))):
         budget, draw = math.exp(rng.uniform(math.log(1e-3), math.log(0.3))), rng.random()
         rate = round(rng.uniform(0.01, 0.3), 2)
@@ -270,7 +314,7 @@ def random_history(rng, ledger, name):
             release = poisson(name, noise_multiplier=noise, sampling_rate=rate, num_steps=steps)
         else:
             release = cost(name, budget, unit="client" if draw > 0.8 else "record", adjacency="zero_out")
-        ledger.reserve("run", round_index, [release])
+        ledger.reserve(f"run {round_index % 2}", round_index, [release])
 
 
 def disagreement(ledger, name, monkeypatch):
@@ -283,7 +327,7 @@ def disagreement(ledger, name, monkeypatch):
     if not any("Sampled" in repr(event) for event in events):
         mu = math.sqrt(sum(1 / event.noise_multiplier**2 for event in events))
         return abs(answers[0] / dp_accounting.get_epsilon_gaussian(1 / mu, 1e-5) - 1)
-    by_orders = rdp.RdpAccountant(orders=[*range(2, 65), 80, 96, 128, 192, 256, 512, 1024])
+    by_orders = rdp.RdpAccountant(orders=ORDERS)
     losses = [pld.PLDAccountant(value_discretization_interval=grid) for grid in used]
     for accountant in (by_orders, *losses):
         for event in events:
@@ -293,24 +337,13 @@ def disagreement(ledger, name, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "histories", [range(8), pytest.param(range(8, 200), marks=pytest.mark.slow)], ids=["few", "many"]
+    "histories", [range(20), pytest.param(range(20, 200), marks=pytest.mark.slow)], ids=["few", "many"]
 )
 def test_random_histories_agree_with_another_accountant(ledger, histories, monkeypatch):
     for number in histories:
         random_history(np.random.default_rng(number), ledger, f"client {number}")
         assert disagreement(ledger, f"client {number}", monkeypatch) < 1e-6, number
     ledger.verify()
-
-
-def test_what_an_attacker_can_tell_is_read_off_the_whole_history(ledger):
-    ledger.reserve("run", 1, [cost("ann", 0.25, unit="client", adjacency="zero_out"), cost("bob", 1.0)])
-    ledger.reserve("run", 1, [poisson("cat"), cost("dan", 0.02, adjacency="zero_out")])
-    ledger.reserve("run", 2, [poisson("dan")])
-    risk = ledger.get_attack_risk(unit="record")
-    assert risk.true_positive_rate[:2] == approx([0.18, 0.18], abs=5e-3)
-    assert 0.01 < risk.true_positive_rate[2] < risk.true_positive_rate[3] < 1
-    assert ledger.get_attack_risk("dan", unit="record") == (risk.advantage[3], risk.true_positive_rate[3])
-    assert ledger.get_attack_risk("ann", unit="client") == attack_risk(0.25)
 
 
 def test_delta_of_the_noise_itself_is_taken_from_the_delta_asked_for(ledger):
@@ -321,13 +354,8 @@ def test_delta_of_the_noise_itself_is_taken_from_the_delta_asked_for(ledger):
     assert answer > epsilon(0.2, 1e-5) * 1.0001
     with pytest.raises(BadInput, match="used up by client 'ann'"):
         ledger.get_epsilon("ann", 6e-9)
-
-
-def test_seeded_noise_is_called_a_simulation(ledger):
-    ledger.reserve("run", 1, [cost()])
-    assert (ledger.is_simulation, ledger.notes()) == (False, ())
-    ledger.reserve("run", 2, [cost(noise_kind="simulated")])
-    assert (ledger.is_simulation, ledger.notes()) == (True, ("simulation: seeded noise protects no one",))
+    ledger.reserve("run", 1, [cost("bob", 30.0, extra_delta=1e-12)])
+    assert ledger.get_epsilon("bob", 1e-5) == math.inf  # e^ε · 1e-12 is more than δ
 
 
 def test_a_release_without_noise_costs_everything(ledger):
@@ -336,6 +364,8 @@ def test_a_release_without_noise_costs_everything(ledger):
     ledger.set_cap("bob", 1e6, "record")
     with pytest.raises(BudgetExceeded):
         ledger.reserve("run", 1, [cost("bob", math.inf)])
+    ledger.reserve("run", 2, [cost("cat", noise_kind="simulated")])
+    assert (ledger.is_simulation, ledger.notes()) == (True, ("simulation: seeded noise protects no one",))
     ledger.verify()
 
 
@@ -350,6 +380,8 @@ def test_strange_terms_are_refused_in_one_line_and_leave_nothing(ledger, strange
         lambda: ledger.reserve("run", 1, [cost(budget=strange if strange is not True else None)]),
         lambda: ledger.reserve("run", 1, [cost(extra_delta=-1 if strange in (0, 1e-300, None, True) else strange)]),
         lambda: ledger.reserve("run", 1, [cost(unit=strange)]),
+        lambda: ledger.reserve("run", 1, [strange]),
+        lambda: ledger.reserve("run", 4, [cost(round_index=3, run="run")]),
         lambda: ledger.reserve("run", 1, [cost(adjacency=strange)]),
         lambda: ledger.reserve("run", 1, [cost(noise_kind=strange)]),
         lambda: ledger.reserve("run", strange, [cost()]),
@@ -419,18 +451,18 @@ def write_rounds(path, name, rounds):
             ledger.reserve(name, round_index, [cost("shared", 2.0**-10), cost(name, 2.0**-10)])
 
 
-def test_eight_processes_writing_at_once_lose_nothing(path):
+def test_four_processes_writing_at_once_lose_nothing(path):
     context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=write_rounds, args=(path, f"writer {number}", 25)) for number in range(8)]
+    writers = [context.Process(target=write_rounds, args=(path, f"writer {number}", 25)) for number in range(4)]
     for writer in writers:
         writer.start()
     for writer in writers:
         writer.join()
-    assert [writer.exitcode for writer in writers] == [0] * 8
+    assert [writer.exitcode for writer in writers] == [0] * 4
     with PrivacyLedger.open(path) as ledger:
-        assert ledger.verify() == 8 * 25 * 2
-        assert ledger.spent("shared") == 8 * 25 * 2.0**-10
-        assert set(ledger.spent([f"writer {number}" for number in range(8)])) == {25 * 2.0**-10}
+        assert ledger.verify() == 4 * 25 * 2
+        assert ledger.spent("shared") == 4 * 25 * 2.0**-10
+        assert set(ledger.spent([f"writer {number}" for number in range(4)])) == {25 * 2.0**-10}
 
 
 WRITER = """
@@ -448,20 +480,22 @@ sys.stdout.write("ready\\n"); sys.stdout.flush()
 for round_index in range(start, start + 10_000):
     entries = [ReleaseCost(c, "local record gradient", "record", "replace_one", 2.0**-8) for c in clients]
     answer = ledger.reserve_each("run", round_index, entries)
-    waiting = [c for c, outcome in answer.outcomes.items() if outcome == "already reserved"]
-    for client in clients:
+    for entry in entries:
+        client, upload = entry.client, None
         if answer.outcomes[client] == "refused":
             continue
-        upload = ledger.stored_upload("run", round_index, client) if client in waiting else None
-        if upload is None:
-            if client in waiting:
+        if answer.outcomes[client] == "already reserved":
+            upload = ledger.stored_upload("run", round_index, client)
+            if upload is None:
                 try:
-                    ledger.reserve_again("run", round_index, [e for e in entries if e.client == client])
+                    ledger.reserve_again("run", round_index, [entry])
                 except BudgetExceeded:
                     continue
+        if upload is None:
             upload = os.urandom(16)
             ledger.store_upload("run", round_index, client, upload)
         os.write(released, f"{round_index} {client} {upload.hex()}\\n".encode())
+        sys.stdout.write("released\\n"); sys.stdout.flush()
         ledger.mark_sent("run", round_index, client)
     if set(answer.outcomes.values()) == {"refused"}:
         break
@@ -469,14 +503,15 @@ for round_index in range(start, start + 10_000):
 
 
 def kill_writers(path, side, times, rng):
-    """Kills a writer at a random moment, again and again; after each death the account must cover what left."""
+    """Kills a writer after some releases, again and again; after each death the account must cover what left."""
     for _ in range(times):
         lines = side.read_text().splitlines() if side.exists() else []
         start = max((int(line.split()[0]) for line in lines), default=1)
         line = [sys.executable, "-c", WRITER, str(path), str(side), str(start)]
         with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as writer:
             assert writer.stdout.readline() == b"ready\n", writer.stderr.read()
-            time.sleep(rng.uniform(0, 0.03))
+            for _ in range(rng.randrange(30)):
+                writer.stdout.readline()
             writer.send_signal(signal.SIGKILL)
         assert writer.returncode in (-signal.SIGKILL, 0)
         released = {tuple(line.split()) for line in side.read_text().splitlines()} if side.exists() else set()
@@ -489,12 +524,12 @@ def kill_writers(path, side, times, rng):
     return released
 
 
-@pytest.mark.parametrize(("ledgers", "deaths"), [(1, 25), pytest.param(30, 10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("ledgers", "deaths"), [(1, 15), pytest.param(30, 10, marks=pytest.mark.slow)])
 def test_after_sudden_death_the_account_covers_every_release(tmp_path, ledgers, deaths):
     rng = random.Random(deaths * ledgers)
     for part in range(ledgers):  # a new ledger each time, so that deaths also meet its making and its caps
         released = kill_writers(tmp_path / f"{part}.db", tmp_path / f"{part}.txt", deaths, rng)
-        assert released or ledgers > 1
+        assert released
 
 
 # ---- export -----------------------------------------------------------------------------------------------------

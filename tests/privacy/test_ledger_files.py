@@ -70,7 +70,7 @@ steps = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(steps)
 def test_whatever_is_done_in_whatever_order_the_ledger_verifies(done):
     with PrivacyLedger.in_memory() as ledger:
@@ -123,8 +123,8 @@ def test_whatever_is_done_in_whatever_order_the_ledger_verifies(done):
         (["DELETE FROM changes"], "event 1 does not follow"),
         (["DELETE FROM changes WHERE id = 7"], "the ledger ends after 6 events"),
         (["DROP TABLE changes"], "is damaged"),
-        (["PRAGMA user_version=3"], "is a privacy ledger of version 3; this program reads version 4"),
-        (["PRAGMA user_version=5"], "is a privacy ledger of version 5; this program reads version 4"),
+        (["PRAGMA user_version=4"], "is a privacy ledger of version 4; this program reads version 5"),
+        (["PRAGMA user_version=6"], "is a privacy ledger of version 6; this program reads version 5"),
     ],
 )
 def test_edits_are_noticed(path, edits, says):
@@ -137,6 +137,18 @@ def test_a_cap_that_was_raised_by_hand_and_put_back_after_the_release_is_noticed
         ledger.reserve("run", 4, [cost("bob", 0.3)])
     edited(path, cap_by_hand("bob", 0.5))
     assert "event 7 passes the cap that client 'bob' had then" in refused_in_one_line(path)
+
+
+def test_a_cap_in_epsilon_is_part_of_the_chain_and_what_passed_it_is_noticed(path):
+    with PrivacyLedger.open(path) as ledger:
+        ledger.set_cap("ann", 3.0, "record", dp_delta=1e-5)
+        ledger.reserve("run", 1, [cost("ann", 0.1)])
+    edited(path, "UPDATE caps SET budget = 30.0")
+    assert "the cap of client 'ann' was changed" in refused_in_one_line(path)
+    with PrivacyLedger.open(path) as ledger:
+        ledger.reserve("run", 2, [cost("ann", 2.0)])
+    edited(path, "UPDATE caps SET budget = 3.0")
+    assert "event 2 passes the cap that client 'ann' had then" in refused_in_one_line(path)
 
 
 def test_a_cap_set_to_what_it_is_adds_nothing_to_the_chain(path):

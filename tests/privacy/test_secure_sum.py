@@ -1,33 +1,36 @@
-"""Secure sums: best weights by two routes, exact integers, noise whose distribution is known, memory."""
+"""Secure sums: best weights by two routes, exact integers, noise whose distribution is known, memory, cohorts."""
 
 import math
 import tracemalloc
-from itertools import chain
+from itertools import product
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.linalg import toeplitz
 from scipy.optimize import minimize
 from scipy.special import logsumexp
-from scipy.stats import chi2, chisquare
+from scipy.stats import chisquare
 
 from mppfl.errors import BadInput
 from mppfl.privacy import (
     GRID_IN_STDS,
-    LocalWork,
     Protection,
     SecureSum,
+    banded_square_root,
     clip_rows,
     discrete_steps,
     grid_of_sum,
     hiding_shares,
-    noise_of_sum,
+    margin_of,
+    noise_growth,
     rounding_margin,
     shared_noise_weights,
     sum_cost,
 )
 from tests.homes import home
+from tests.tolerances import assert_of_std
 
 approx = pytest.approx
 FALSE_ALARM = 1e-7  # of each statistical test here
@@ -37,21 +40,11 @@ def stream(seed=7):
     return np.random.default_rng(seed)
 
 
-def _first_of(vectors):
-    """The first vector that is one, and all of them, though they come one by one."""
-    vectors, missing = iter(vectors), []
-    for vector in vectors:
-        if vector is not None:
-            return vector, chain(missing, [vector], vectors)
-        missing.append(None)
-    return (), missing
-
-
 def opened_sum(vectors, weights, variance, grid=None, *, rng=None, trust="secure_sum", **changed):
     """The sum of these vectors as the server reads it; None is a client that failed."""
-    first, vectors = _first_of(vectors)
     protection = Protection(unit="client", trust=trust, **changed)
-    secure_sum = SecureSum(protection, weights, variance, len(first), rng, grid)
+    size = next((len(vector) for vector in vectors if vector is not None), 0)
+    secure_sum = SecureSum(protection, weights, variance, size, rng, grid)
     for client, vector in enumerate(vectors):
         if vector is not None and weights[client] > 0:
             secure_sum.add(client, vector)
@@ -65,7 +58,7 @@ def error_of(weights, std, wished, dispersion, num_parameters):
     return dispersion * ((weights - wished) ** 2).sum() + num_parameters * std**2
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 8), st.integers(0, 10**6), st.floats(0, 100), st.sampled_from([0.0, 0.05]))
 def test_the_weights_are_those_of_a_general_solver(num_clients, seed, dispersion, margin):
     rng = stream(seed)
@@ -91,19 +84,18 @@ def test_the_weights_are_those_of_a_general_solver(num_clients, seed, dispersion
     assert error_of(best.weights, std, wished, dispersion, 10) <= general.fun * (1 + 1e-6)
 
 
-def test_where_noise_is_all_that_counts_weights_follow_the_roots_of_the_budgets():
-    caps = np.array([0.1, 0.4, 0.9])
-    best = shared_noise_weights(caps, np.full(3, 2.0), np.ones(3), dispersion=0.0, num_parameters=5)
-    assert best.weights == approx(np.array([1, 2, 3]) / 6)
-    assert best.noise_variance == approx(2.0**2 / (2 * np.sqrt(caps).sum() ** 2))
-    assert best.used == approx(caps)
-
-
-def test_where_clients_differ_much_the_wish_comes_true_and_only_what_is_needed_is_charged():
-    caps = np.array([0.1, 0.4, 0.9])
-    best = shared_noise_weights(caps, np.ones(3), [2, 1, 1], dispersion=1e12, num_parameters=5)
-    assert best.weights == approx([0.5, 0.25, 0.25])
-    assert best.used == approx([0.1, 0.025, 0.025])
+@pytest.mark.parametrize(
+    ("wished", "dispersion", "weights", "used"),
+    [  # where noise alone counts, weights follow the roots of the budgets; else no more is charged than is needed
+        ([1, 1, 1], 0.0, [1 / 6, 2 / 6, 3 / 6], [0.1, 0.4, 0.9]),
+        ([2, 1, 1], 1e12, [0.5, 0.25, 0.25], [0.1, 0.025, 0.025]),
+    ],
+)
+def test_weights_worked_by_hand(wished, dispersion, weights, used):
+    best = shared_noise_weights([0.1, 0.4, 0.9], np.full(3, 2.0), wished, dispersion, num_parameters=5)
+    assert best.weights == approx(weights)
+    assert best.used == approx(used)
+    assert best.noise_variance == approx((2.0 * weights[0]) ** 2 / (2 * 0.1))  # what the first budget allows
 
 
 def test_who_has_no_budget_beyond_the_margin_takes_no_part_and_pays_nothing():
@@ -112,14 +104,6 @@ def test_who_has_no_budget_beyond_the_margin_takes_no_part_and_pays_nothing():
     assert (best.used[:2] == 0).all()
     with pytest.raises(BadInput, match="rounding alone"):
         shared_noise_weights([1e-9], [1.0], [1.0], 1.0, 10, margin=1e-3)
-
-
-def test_a_hundred_thousand_clients_are_weighted_with_their_sum_kept():
-    rng = stream()
-    caps = rng.lognormal(-3, 1, 100_000)
-    best = shared_noise_weights(caps, np.ones(100_000), rng.integers(10, 100, 100_000), 0.5, 10_000)
-    assert best.weights.sum() == approx(1, rel=1e-9)
-    assert (best.used <= caps).all()
 
 
 # ---- noise ------------------------------------------------------------------------------------------------------
@@ -160,18 +144,8 @@ def test_the_opened_sum_has_the_distribution_of_whole_shares(seeded):
 @pytest.mark.parametrize("seeded", [True, False])
 def test_large_discrete_noise_has_its_variance_and_no_preferred_remainder(std, seeded):
     steps = discrete_steps(200_000, std, stream(3) if seeded else None)
-    low, high = chi2.ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2], steps.size)
-    assert low <= (steps / std) @ (steps / std) <= high
+    assert_of_std(steps, std)
     assert chisquare(np.bincount(steps.astype(np.int64) % 64, minlength=64))[1] > FALSE_ALARM
-
-
-def test_a_coarse_and_a_fine_draw_together_are_a_discrete_gaussian():
-    stride, fine, coarse = 8, 32.0, 40.0
-    exact = discrete_gaussian(math.hypot(stride * coarse, fine), 3500)
-    spread = np.zeros(2 * 3200 + 1)
-    spread[::stride] = discrete_gaussian(coarse, 400)
-    together = np.convolve(spread, discrete_gaussian(fine, 300))
-    assert together == approx(exact, rel=1e-9, abs=1e-15)
 
 
 def test_what_arrives_is_the_weighted_sum_of_clipped_vectors_on_the_grid():
@@ -180,7 +154,7 @@ def test_what_arrives_is_the_weighted_sum_of_clipped_vectors_on_the_grid():
     weights = np.array([0.5, 0.2, 0.0, 0.2, 0.1])
     variance = 1e-16
     grid = grid_of_sum(variance)
-    opened = opened_sum(iter(vectors), weights, variance, clip_norm=2.0, rng=rng)
+    opened = opened_sum(vectors, weights, variance, clip_norm=2.0, rng=rng)
     clipped, _ = clip_rows(vectors, 2.0)
     assert opened.total == approx(weights @ clipped, abs=1e-7)
     assert (opened.total / grid == np.rint(opened.total / grid)).all()
@@ -188,32 +162,24 @@ def test_what_arrives_is_the_weighted_sum_of_clipped_vectors_on_the_grid():
     assert 2**20 <= math.sqrt(variance) / grid < 2**21
 
 
-@pytest.mark.parametrize(("dropouts", "missing", "colluding"), [(0, 0, 0), (3, 0, 0), (3, 3, 2), (4, 1, 5)])
-def test_what_hides_is_never_less_than_asked_for_and_what_opens_is_all_shares(dropouts, missing, colluding):
-    vectors = [None] * missing + [np.zeros(100_000)] * (12 - missing)
-    opened = opened_sum(
-        vectors,
-        np.full(12, 1 / 12),
-        2.0,
-        clip_norm=1.0,
-        dropouts=dropouts,
-        colluding=colluding,
-        rng=stream(),
-    )
-    share = 2.0 / (12 - dropouts - colluding)
-    assert opened.hidden_variance == approx((12 - missing - colluding) * share)
-    assert opened.hidden_variance >= 2.0 * (1 - 1e-12)
-    low, high = chi2.ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2], 100_000)
-    assert low <= opened.total @ opened.total / ((12 - missing) * share) <= high
-
-
 @pytest.mark.parametrize("seeded", [True, False])
-def test_the_server_adds_noise_once_however_many_arrive(seeded):
-    vectors = [None, *[np.zeros(100_000)] * 11]
-    opened = opened_sum(vectors, np.full(12, 1 / 12), 2.0, trust="server", rng=stream() if seeded else None)
-    assert opened.noise_variance == opened.hidden_variance == 2.0
-    low, high = chi2.ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2], 100_000)
-    assert low <= opened.total @ opened.total / 2.0 <= high
+@pytest.mark.parametrize(
+    ("trust", "dropouts", "missing", "colluding"),
+    [
+        *(("secure_sum", *faults) for faults in ((0, 0, 0), (3, 0, 0), (3, 3, 2), (4, 1, 5))),
+        *(("server", 0, missing, 0) for missing in (0, 1)),
+    ],
+)
+def test_what_hides_is_never_less_than_asked_for_and_what_opens_is_all_shares(
+    trust, dropouts, missing, colluding, seeded
+):
+    asked = {"trust": trust, "dropouts": dropouts, "colluding": colluding, "rng": stream() if seeded else None}
+    opened = opened_sum([None] * missing + [np.zeros(100_000)] * (12 - missing), np.full(12, 1 / 12), 2.0, **asked)
+    share, arrived = 2.0 / (12 - dropouts - colluding), 12 - missing
+    hidden, added = ((arrived - colluding) * share, arrived * share) if trust == "secure_sum" else (2.0, 2.0)
+    assert (opened.hidden_variance, opened.noise_variance) == (approx(hidden), approx(added))
+    assert opened.hidden_variance >= 2.0 * (1 - 1e-12)
+    assert_of_std(opened.total, math.sqrt(added))
 
 
 def test_noise_that_protects_is_another_one_each_time_and_simulated_noise_is_not():
@@ -246,9 +212,12 @@ def test_a_client_is_in_a_sum_once_or_not_at_all():
 
 def test_a_hundred_times_the_clients_take_no_more_memory():
     def peak(num_clients):
-        vectors = (np.full(10_000, 1.0) for _ in range(num_clients))
+        protection, weights = Protection(unit="client", trust="secure_sum"), np.full(num_clients, 1 / num_clients)
         tracemalloc.start()
-        opened_sum(vectors, np.full(num_clients, 1 / num_clients), 1.0, rng=stream())
+        secure_sum = SecureSum(protection, weights, 1.0, 10_000, stream())
+        for client in range(num_clients):
+            secure_sum.add(client, np.full(10_000, 1.0))
+        secure_sum.open()
         top = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return top
@@ -277,7 +246,7 @@ def test_the_cost_bounds_the_exact_divergence_of_the_shares(steps, shares, monke
             assert divergence <= order * (moved / std + margin) ** 2 / 2 * (1 + 1e-9)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 10**6))
 def test_rounding_moves_neighbours_no_further_apart_than_the_margin_says(seed):
     rng = stream(seed)
@@ -298,25 +267,6 @@ def test_the_margin_of_the_usual_grid_is_small_even_for_a_million_parameters():
         rounding_margin(10, 10**12)
 
 
-WORKS = [LocalWork(num_examples=size) for size in (20, 60, 200)]
-
-
-@pytest.mark.parametrize("adjacency", ["replace_one", "zero_out"])
-@pytest.mark.parametrize("unit", ["record", "client"])
-@pytest.mark.parametrize(("trust", "faults"), [("server", {}), ("secure_sum", {}), ("secure_sum", {"dropouts": 1})])
-def test_what_a_client_spends_is_what_its_weight_and_rounding_cost(trust, unit, adjacency, faults):
-    protection = Protection(unit=unit, trust=trust, adjacency=adjacency, clip_norm=0.7, **faults)
-    caps, size = np.array([0.2, 0.5, 1.0]), 10_000
-    noise = noise_of_sum(protection, caps, WORKS, size, [20, 60, 200], dispersion=3.0)
-    reach = 0.7 * (1 if adjacency == "zero_out" else 2)
-    sensitivity = reach / np.array([20, 60, 200]) if unit == "record" else np.full(3, reach)
-    margin = rounding_margin(size, 1 if trust == "server" else 3 - faults.get("dropouts", 0))
-    std = math.sqrt(noise.noise_variance)
-    assert noise.used == approx((noise.weights * sensitivity / std + margin) ** 2 / 2, rel=1e-9)
-    assert (noise.used <= caps).all()
-    assert noise.weights.sum() == approx(1)
-
-
 @pytest.mark.parametrize("noise", ["simulated", "discrete"])
 def test_the_cost_of_a_part_in_a_sum_says_what_was_spent_and_how_far_the_noise_is_from_the_one_meant(noise):
     protection = Protection(trust="secure_sum", noise=noise)
@@ -326,3 +276,102 @@ def test_the_cost_of_a_part_in_a_sum_says_what_was_spent_and_how_far_the_noise_i
     )  # fmt: skip
     assert (cost.budget, cost.noise_multiplier, cost.noise_kind) == (0.5, 1.0, noise)
     assert cost.extra_delta == approx(0 if noise == "simulated" else 3 * 30 * 1000 * 2.0**-128)
+
+
+# ---- cohorts ------------------------------------------------------------------------------------------------------
+
+
+def band_matrix(cohorts, rounds):
+    column = np.zeros(rounds)
+    column[:cohorts] = banded_square_root(cohorts)[:rounds]
+    return toeplitz(column, np.zeros(rounds))
+
+
+@pytest.mark.parametrize(("rounds", "cohorts"), [(1, 1), (4, 1), (5, 2), (6, 3), (7, 3), (8, 4), (3, 5)])
+def test_over_all_schedules_and_signs_turns_cost_what_each_costs_and_turns_too_near_cost_more(rounds, cohorts):
+    matrix, most, too_near = band_matrix(cohorts, rounds), 0.0, []
+    for schedule in product((-1, 0, 1), repeat=rounds):
+        turns = np.flatnonzero(schedule)
+        sensitivity = float(np.sum((matrix @ schedule) ** 2))
+        if (np.diff(turns) >= cohorts).all():
+            assert sensitivity <= len(turns) * (1 + 1e-12)
+            assert sensitivity == approx((matrix[:, turns] ** 2).sum())  # nothing between two turns
+            most = max(most, sensitivity)
+        else:
+            too_near.append(sensitivity / len(turns))
+    turns = -(-rounds // cohorts)
+    cut = (matrix[:, (turns - 1) * cohorts] ** 2).sum()  # of the last turn, as far as rounds are left
+    assert most == approx(turns - 1 + cut)
+    assert cohorts == 1 or rounds < cohorts or max(too_near) > 1.2
+
+
+def noise_of_rounds(cohorts, rounds, size, *, trust="server", seeded=True, faults=None):
+    """Noise of each round over √V of its own, of three clients that send nothing, by the sums alone [rounds, size]."""
+    protection = Protection(unit="client", trust=trust, cohorts=cohorts, **(faults or {}))
+    rng, past, rows = stream(11) if seeded else None, (), []
+    for t in range(rounds):
+        variance = 0.5 + 0.3 * t
+        total = SecureSum(protection, np.full(3, 1 / 3), variance, size, rng, past=past)
+        for client in range(3):
+            total.add(client, np.zeros(size))
+        rows.append(total.open().total / math.sqrt(variance))
+        past = total.past
+    assert len(past) == min(rounds, cohorts - 1)
+    return np.array(rows)
+
+
+@pytest.mark.parametrize(("trust", "seeded"), [("server", True), ("secure_sum", True), ("secure_sum", False)])
+def test_the_noise_of_rounds_is_white_noise_under_the_inverse_of_the_band(trust, seeded):
+    rounds, cohorts, size = 7, 3, 20_000
+    white = band_matrix(cohorts, rounds) @ noise_of_rounds(cohorts, rounds, size, trust=trust, seeded=seeded)
+    far = 6 / math.sqrt(size)  # a covariance is off by more once in 5e8
+    np.testing.assert_allclose(white @ white.T / size, np.eye(rounds), atol=1.5 * far)
+    inverse = np.linalg.inv(band_matrix(cohorts, rounds))
+    growth = [noise_growth(cohorts, t + 1) for t in range(rounds)]
+    np.testing.assert_allclose(growth, np.linalg.norm(inverse, axis=1))
+
+
+def test_shares_for_those_who_fail_or_collude_hide_as_much_with_cohorts():
+    def hidden(**faults):
+        protection = Protection(unit="client", trust="secure_sum", cohorts=2, **faults)
+        total = SecureSum(protection, np.ones(6), 2.0, 3, stream())
+        for client in range(6 - faults.get("dropouts", 0)):
+            total.add(client, np.zeros(3))
+        return total.open().hidden_variance
+
+    least = 2.0 / banded_square_root(2)[0] ** 2
+    assert hidden() == approx(least)
+    assert hidden(dropouts=2, colluding=1) == approx(least)
+
+
+@pytest.mark.parametrize(("rounds", "cohorts", "gain"), [(60, 10, 4.8), (30, 5, 2.92), (12, 2, 1.56)])
+def test_what_adds_up_over_rounds_has_less_noise_than_independent_noise_of_the_same_cost(rounds, cohorts, gain):
+    adds_up = np.tril(np.ones((rounds, rounds)))
+    independent = np.sum(adds_up**2)
+    banded = np.sum((adds_up @ np.linalg.inv(band_matrix(cohorts, rounds))) ** 2)
+    assert independent / banded == approx(gain, rel=0.02)
+    drawn = np.cumsum(noise_of_rounds(cohorts, rounds, 2000), axis=0)
+    assert np.sum(drawn**2) / 2000 == approx(banded, rel=0.1)
+
+
+@given(st.integers(1, 5), st.integers(0, 10**6), st.floats(0.02, 2))
+@settings(max_examples=60)
+def test_rounding_in_all_sums_in_which_a_turn_shows_is_within_the_margin(cohorts, seed, length):
+    # On a coarse grid, with two worlds in which the same sums open: `apart` is how far the noise then has to move.
+    size, variance, grid, rng = 6, 1.0, 0.2, stream(seed)
+    protection = Protection(unit="client", trust="server", cohorts=cohorts, clip_norm=length)
+    vectors = np.outer((1.0, -1.0), clip_rows(rng.standard_normal((1, size)), length)[0][0])
+    past, spent = [(), ()], 0.0
+    for t in range(cohorts):
+        totals = []
+        for world, vector in enumerate(vectors):
+            total = SecureSum(protection, [1.0], variance, size, stream(seed + t), grid, past=past[world])
+            total.add(0, vector if t == 0 else np.zeros(size))
+            totals.append(total.open().total)
+            past[world] = total.past
+        apart = (totals[0] - totals[1]) / math.sqrt(variance)
+        spent += float(apart @ apart) * banded_square_root(cohorts)[0] ** 2
+        past[1] = tuple(noise + (age == 0) * apart for age, noise in enumerate(past[1]))
+    margin = grid / math.sqrt(variance) * math.sqrt(size) * (1 + math.sqrt(cohorts - 1))
+    assert math.sqrt(spent) <= np.linalg.norm(vectors[0] - vectors[1]) / math.sqrt(variance) + margin
+    assert margin_of(protection, size, 1) == rounding_margin(size, 1) * (1 + math.sqrt(cohorts - 1))

@@ -1,33 +1,35 @@
-"""Tables 1 and 2, the paper's figures beside ours with a verdict; and which cells are still to be measured."""
+"""Tables 1 and 2 and accuracy round by round, the paper's beside ours with a verdict; and which cells are missing."""
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from pytest import approx
-from reproduction.cells import NOISELESS, ArmName, Cell, aggregations_of, arms_of, gflop_per_example
+from reproduction.accuracy_curves import others_stay_below, read_curves, stays_close
+from reproduction.cells import NOISELESS, ArmName, Cell, arms_of, gflop_per_example
+from reproduction.document import document_text
 from reproduction.settings import SETTINGS
 from reproduction.status import status
 from reproduction.store import add_arms, add_trials, note_unavailable
-from reproduction.tables import all_rows, counts, readme_table, table_rows, tables_section
+from reproduction.tables import all_rows, readme_table, tables_section
 from reproduction.units import FALLBACK
 
 from mppfl.data import KNOWN
 from reproduction import status as module
-from tests.reproduction.test_store import measured
+from tests.reproduction.test_cells import measured
 
 IID, SKEWED = Cell("cifar-10", "iid", 20, 0), Cell("cifar-10", "dir0.3", 20, 0)  # the paper: 62.44, 62.42, 41.19
-LARGE = Cell("cifar-10", "iid", 50, 0)  # the paper: 67.48, 66.99, 35.12
 SETTING = SETTINGS["cifar-10"]
 NO_ORDER = "not reproduced: the order does not hold"
 
 
-def fill(folder, cell, sa, mppfl, sarda, aggregation="noise_aware", noiseless=True):
-    """A whole cell, if its other aggregation is filled too."""
+def fill(folder, cell, sa, mppfl, sarda):
+    """A whole cell with noise-aware weights."""
     reached = {"social_agnostic": sa, "mppfl": mppfl, "sarda_like": sarda}
     arms = [
         measured(arm, reached.get(arm.mechanism, 60.0), unit=None if arm == NOISELESS else 1e-3)
         for arm in arms_of(cell)
-        if (noiseless if arm == NOISELESS else arm.aggregation == aggregation)
+        if arm == NOISELESS or arm.aggregation == "noise_aware"
     ]
     add_arms(folder, cell, SETTING, arms)
 
@@ -85,63 +87,11 @@ def test_seeds_give_a_mean_and_a_spread_and_only_those_with_all_judged_arms_are_
     assert "| – / 0.02 |" in tables_section(tmp_path / "apart")  # a drop between other seeds is not told
 
 
-def test_the_cell_that_fixed_the_unit_is_not_counted(tmp_path):
-    fill(tmp_path, IID, 66.49, 66.29, 53.54)
-    assert counts(all_rows("noise_aware", tmp_path)).cells == 0
-    fill(tmp_path, SKEWED, 60.0, 59.5, 40.0)
-    fill(tmp_path, LARGE, 67.0, 60.0, 36.0)
-    count = counts(all_rows("noise_aware", tmp_path))
-    assert (count.cells, count.order, count.mppfl, count.sarda) == (2, 2, 1, 2)
-    text = tables_section(tmp_path)
-    assert "| noise-aware weights | 2 of 2 | 1 of 2 | 2 of 2 |" in text
-    assert "reproduced (unit fixed here)" in text
-
-
-def test_aggregations_are_judged_apart_and_each_table_compares_with_its_own_print(tmp_path):
-    fill(tmp_path, SKEWED, 60.0, 59.5, 40.0)
-    fill(tmp_path, SKEWED, 60.0, 50.0, 40.0, aggregation="size")
-    assert row_of(tmp_path, SKEWED).mppfl_agrees
-    assert not row_of(tmp_path, SKEWED, "size").mppfl_agrees
-    assert {row.dataset for row in table_rows(1, "size", tmp_path)} == {"fashion-mnist", "cifar-10"}
-    assert aggregations_of(LARGE) == ("noise_aware",)
-    first, second = (table_rows(table, "noise_aware", tmp_path) for table in (1, 2))
-    printed = [next(row for row in rows if row.dataset == "cifar-10").printed["MPPFL"] for rows in (first, second)]
-    assert printed == [66.29, 65.96]
-    assert {row.num_clients for row in second} == {20, 50, 80}
-
-
-def test_a_cell_without_all_judged_mechanisms_says_which_are_missing(tmp_path):
-    add(tmp_path, LARGE, "mppfl", 60.0)
-    assert row_of(tmp_path, LARGE).verdict == "not measured: no SA and no SARDA-like yet"
-    assert "| – / 48.74 |" in tables_section(tmp_path)
-
-
 # ---- as text ------------------------------------------------------------------------------------------------------
 
 
-def test_units_speed_terms_and_updates_left_out_are_read_from_the_files(tmp_path):
+def test_the_table_of_the_readme_has_only_what_is_measured(tmp_path):
     fill(tmp_path, SKEWED, 60.0, 59.5, 40.0)
-    sa = ArmName("social_agnostic", "noise_aware")
-    add_trials(tmp_path, IID, SETTING, [measured(NOISELESS, 70.4, unit=None), measured(sa, 66.35, unit=7e-4)])
-    text = tables_section(tmp_path)
-    assert "| CIFAR-10 | noise_aware | 0.0007 | 66.35 / 66.49 | SA is -0.14 points from the paper's, 1 trials |" in text
-    # 9 trainings of 50 s each: 20 million examples of .1 GFLOP make 40 TFLOP/s.
-    assert "| a GPU, bf16 | all | 9 | 0.12 | 72.0 | 400,000 | 40.0 |" in text
-    assert "0 whole cells in 0.12 hours" in text
-    terms = "1.03 | 0.5, 0.5 | 0.001 | 0.25 | 0.25 | 1.5, 1.5 | bf16 | 7 of 12 |"
-    assert f"| CIFAR-10, Dir 0.3, N = 20 | 0 | noise_aware | {terms}" in text
-    assert "left out" not in text
-    add(tmp_path, LARGE, "mppfl", 59.5, diverged=133, num_rounds=100)
-    text = tables_section(tmp_path)
-    assert "left out: CIFAR-10, IID, N = 50, seed 0, mppfl/noise_aware: 133 of 5,000." in text
-
-
-def test_tables_have_as_many_columns_as_their_head_and_the_readme_only_what_is_measured(tmp_path):
-    fill(tmp_path, SKEWED, 60.0, 59.5, 40.0)
-    blocks = [block.splitlines() for block in tables_section(tmp_path).split("\n\n")]
-    widths = [{line.count("|") for line in lines if line.startswith("|")} for lines in blocks]
-    assert all(len(width) <= 1 for width in widths)
-    assert len(set().union(*widths)) > 2
     text = readme_table(tmp_path)
     row = "60.00 / 62.44 | 59.50 / 62.42 | 40.00 / 41.19 | 60.00 / 59.84 | reproduced |"
     assert f"| CIFAR-10, Dir 0.3, N = 20 | {row}" in text
@@ -149,13 +99,94 @@ def test_tables_have_as_many_columns_as_their_head_and_the_readme_only_what_is_m
     assert "holds in 1, MPPFL's drop is within 1 point of the paper's in 1" in text
 
 
-def test_accuracy_against_the_number_of_clients_is_told_beside_the_papers(tmp_path):
-    fill(tmp_path, IID, 66.0, 65.0, 50.0)
-    assert "SA against N" not in tables_section(tmp_path)
-    for noiseless, words in ((False, "60.00 → –"), (True, "60.00 → 60.00")):
-        fill(tmp_path, LARGE, 61.0, 60.0, 40.0, noiseless=noiseless)
-        told = f"IID, N = 20, 50: SA 66.00 → 61.00 (the paper's 66.49 → 67.48), without noise {words}."
-        assert told in tables_section(tmp_path)
+# ---- accuracy round by round --------------------------------------------------------------------------------------
+
+
+ROUNDS = [20, 40, 60, 80]
+USUAL = {
+    "social_agnostic": [50, 60, 62, 64],
+    "mppfl": [40, 50, 61.5, 63.5],
+    "sarda_like": [45, 40, 40, 40],
+    "fixed-min": [45, 30, 30, 30],
+    "fixed-mean": [45, 30, 61, 63],
+}
+
+
+def file_curves(folder, cell=SKEWED, **changes):
+    arms = [
+        measured(
+            ArmName(name, "noise_aware"),
+            percent[-1],
+            curve={"round": ROUNDS[: len(percent)], "accuracy": [value / 100 for value in percent]},
+        )
+        for name, percent in {**USUAL, **changes}.items()
+        if percent
+    ]
+    add_arms(folder, cell, SETTINGS[cell.dataset], arms)
+
+
+def only(folder):
+    (curves,) = read_curves(folder)
+    return curves
+
+
+def test_curves_are_means_over_seeds_that_have_all_judged_mechanisms(tmp_path):
+    file_curves(tmp_path)
+    file_curves(tmp_path, skewed(1), mppfl=[42, 52, 60.5, 64.5])
+    file_curves(tmp_path, skewed(2), mppfl=[0, 0, 0, 0], sarda_like=[])
+    file_curves(tmp_path, Cell("cifar-10", "dir0.3", 50, 0))  # more clients, and other weights, are left out
+    cell = Cell("cifar-10", "iid", 20, 0)
+    add_arms(tmp_path, cell, SETTINGS["cifar-10"], [measured(ArmName("mppfl", "size"), 50.0)])
+    curves = only(tmp_path)
+    np.testing.assert_allclose(curves.percent["mppfl"], [41, 51, 61, 64])
+    assert curves.rounds.tolist() == ROUNDS
+    assert curves.settled.tolist() == [False, False, True, True]
+
+
+REPRODUCED, CONDITION, NOT = "reproduced", "under a stated condition", "not reproduced"
+
+
+@pytest.mark.parametrize(
+    ("judge", "changes", "verdict", "condition"),
+    [
+        (stays_close, {"mppfl": [0, 0, 61.5, 63.5]}, REPRODUCED, ""),  # within a point once accuracy has settled
+        (stays_close, {"mppfl": [0, 0, 60.5, 63.9]}, CONDITION, None),
+        (stays_close, {"mppfl": [0, 0, 60.5, 62.5]}, NOT, ""),
+        *(
+            (stays_close, {"social_agnostic": [sa] * 4, "mppfl": [round(sa - 1, 2)] * 4}, REPRODUCED, "")  # one point
+            for sa in (20.01, 86.45, 57.3)
+        ),
+        (others_stay_below, {}, REPRODUCED, ""),  # below in every round that counts
+        (others_stay_below, {"fixed-mean": [0, 0, 70, 70]}, CONDITION, "not DP-FedAvg, mean"),
+        (others_stay_below, {"fixed-min": [0, 0, 61.6, 0]}, CONDITION, "not DP-FedAvg, min"),
+        (others_stay_below, {"fixed-min": [0, 0, 70, 70], "fixed-mean": [0, 0, 70, 70]}, NOT, ""),
+        (others_stay_below, {"sarda_like": [0, 0, 61.5, 0]}, NOT, ""),
+    ],
+)
+def test_verdicts_follow_from_the_rounds_in_which_accuracy_has_settled(tmp_path, judge, changes, verdict, condition):
+    file_curves(tmp_path, **changes)
+    finding = judge(only(tmp_path))
+    assert (finding.verdict, finding.condition if condition is not None else None) == (verdict, condition)
+
+
+def test_mechanisms_are_compared_over_the_seeds_that_both_have(tmp_path):
+    # In the only seed with DP-FedAvg it lies below MPPFL; the other seed is harder for everybody.
+    file_curves(tmp_path)
+    harder = {name: [value - 10 for value in USUAL[name]] for name in ("social_agnostic", "mppfl", "sarda_like")}
+    file_curves(tmp_path, skewed(1), **harder, **{"fixed-min": [], "fixed-mean": []})
+    curves = only(tmp_path)
+    assert others_stay_below(curves).verdict == "reproduced"
+    np.testing.assert_allclose(curves.percent["mppfl"], [35, 45, 56.5, 58.5])  # shown is the mean over all
+
+
+def test_what_is_not_measured_or_has_no_common_seed_is_not_judged(tmp_path):
+    file_curves(tmp_path / "one", **{"sarda_like": [], "social_agnostic": []})
+    assert "not measured yet" in document_text(tmp_path / "one")
+    file_curves(tmp_path / "two", **{"sarda_like": [], "mppfl": []})
+    file_curves(tmp_path / "two", skewed(1), **{"sarda_like": [], "social_agnostic": []})
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        assert stays_close(only(folder)) is None
+        assert others_stay_below(only(folder)) is None
 
 
 # ---- where it stands ----------------------------------------------------------------------------------------------
@@ -190,13 +221,9 @@ def test_files_that_are_elsewhere_are_told_from_data_that_nobody_had(tmp_path, h
         "not measured: not yet trained",
         "not measured: data not available",
     ]
-    told = (
-        "{}: {}. Give --data DIR or set MPPFL_DATA to the folder of the official files ({}), or install mppfl[hub] and "
-    )
-    told += "run `mppfl data get {} --folder DIR`."
-    reasons = (("cifar-100", "no files here"), ("svhn", "data not available"))
-    not_here = {name: told.format(name, reason, KNOWN[name].source, name) for name, reason in reasons}
-    assert answer.as_dict()["not_here"] == answer.not_here == not_here
+    assert list(answer.not_here) == ["cifar-100", "svhn"]
+    assert answer.as_dict()["not_here"] == answer.not_here
+    assert KNOWN["svhn"].source in answer.not_here["svhn"]
 
 
 def test_a_measured_cell_needs_no_files_and_files_that_are_here_in_part_are_named(tmp_path, monkeypatch):

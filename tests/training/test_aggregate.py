@@ -25,7 +25,7 @@ from mppfl.training import (
     stream,
     weights_of_updates,
 )
-from tests.training.trainings import CLIENT, FREE, configured, pictures, trained
+from tests.training.trainings import CLIENT, configured, pictures, trained
 
 FALSE_ALARM = 1e-7
 
@@ -37,7 +37,7 @@ def drawn_updates(num_clients=3, num_parameters=50, seed=0):
 # ---- weights ------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.floats(1, 1e4), st.floats(1e-3, 1e3)), min_size=1, max_size=8))
 def test_clients_who_agree_count_by_inverse_variance_and_the_mean_is_as_precise_as_can_be(clients):
     sizes, std = np.array(clients).T
@@ -66,7 +66,7 @@ def mean_squared_error(theta, by_size, energy, dispersion):
     return dispersion * ((theta - by_size) ** 2).sum(-1) + (theta**2 * energy).sum(-1)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.floats(1, 1e3), st.one_of(st.just(0.0), st.floats(1e-12, 1e3))), min_size=2, max_size=6),
     st.one_of(st.just(0.0), st.floats(1e-3, 1e4)),
@@ -88,7 +88,7 @@ def test_no_other_weights_have_a_smaller_error(clients, dispersion, seed):
 stds = st.one_of(st.just(0.0), st.floats(1e-70, 1e70))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.integers(1, 6).flatmap(
         lambda n: st.tuples(
@@ -104,7 +104,7 @@ def test_noise_aware_weights_are_weights_whatever_the_noise(round_of_clients):
     assert np.isfinite(theta).all()
     assert (theta >= 0).all()
     assert theta.sum() == approx(1.0, abs=1e-9)
-    assert dispersion >= 0
+    assert dispersion == math.inf if len(theta) == 1 else dispersion >= 0
 
 
 def test_a_round_without_participants_has_nothing_to_aggregate():
@@ -136,19 +136,6 @@ def test_the_estimate_of_the_dispersion_is_right_on_average(energy):
     assert (estimates == 0).mean() == 0  # what is cut off at zero would bias the mean: here nothing is
     assert off < 0.05 * dispersion  # the test can tell 5 % from nothing
     assert estimates.mean() == approx(dispersion, abs=off)
-
-
-def test_the_dispersion_is_the_variance_among_clients_less_what_noise_explains_and_never_negative():
-    rows = np.random.default_rng(0).standard_normal((5, 7))
-    assert dispersion_among(rows, np.zeros(5)) == approx(rows.var(axis=0, ddof=1).sum())
-    assert dispersion_among(np.zeros((4, 6)), np.full(4, 100.0)) == 0.0
-
-
-def test_one_participant_has_weight_one_whatever_its_noise():
-    for std in (0.0, 1e-9, 1e9):
-        theta, dispersion = weights_of_updates("noise_aware", [12], [std], torch.ones((1, 4)))
-        assert theta == approx([1.0])
-        assert dispersion == math.inf
 
 
 # ---- added up as they come ----------------------------------------------------------------------------------------
@@ -308,10 +295,3 @@ def test_a_training_without_noise_is_federated_averaging_of_those_whose_budget_i
     everybody = federated_averages(data, configured(**config), 3, range(4), weighed_by)
     another = everybody[0] if is_in.all() else everybody[2]
     assert np.abs(expected[2] - another).max() > 1e-3  # the rounds really differ, and leaving somebody out matters here
-
-
-def test_the_federation_learns_what_there_is_to_learn():
-    data = pictures((40, 30, 50), num_test=200)
-    records = trained(FREE, 4, data=data, **PLAIN, aggregation="num_examples")
-    assert records[-1].accuracy > 0.9
-    assert records[-1].loss < records[0].loss

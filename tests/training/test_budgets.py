@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pytest import approx
-from scipy.stats import chi2, norm
+from scipy.stats import norm
 
 from mppfl.data import client_data
 from mppfl.errors import BadInput
@@ -23,12 +23,13 @@ from mppfl.training import (
     make_model,
     with_budget_unit,
 )
-from tests.training.trainings import SUMS, WAYS, configured, pictures, plan_with, trained
+from tests.tolerances import assert_of_std
+from tests.training.trainings import WAYS, configured, pictures, plan_with, trained
 
 METHOD_NAMES = st.sampled_from(["exact", "rdp", "zcdp"])
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.floats(1e-6, 1e3), st.floats(1e-12, 0.1), METHOD_NAMES)
 def test_the_largest_budget_keeps_epsilon_and_hardly_more_does_not(dp_epsilon, dp_delta, method):
     rho = largest_budget(dp_epsilon, dp_delta, method)
@@ -36,16 +37,7 @@ def test_the_largest_budget_keeps_epsilon_and_hardly_more_does_not(dp_epsilon, d
     assert epsilon(rho * (1 + 1e-6), dp_delta, method) > dp_epsilon
 
 
-def test_the_unit_is_set_by_the_client_who_gives_most_over_all_rounds():
-    # Sums over rounds: 3, 4 and 0.5, so 4 units of the game are all that ε allows.
-    plan = plan_from_rounds(
-        "by hand",
-        [RoundTerms(1, 1.0, 1.0, np.array([3.0, 1.0, 0.5])), RoundTerms(2, 1.0, 1.0, np.array([-1.0, 3.0, 0.0]))],
-    )
-    assert budget_unit_for(plan, 3.0, 1e-5) == approx(largest_budget(3.0, 1e-5) / 4, rel=1e-8)
-
-
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.floats(0.01, 50.0),
     METHOD_NAMES,
@@ -58,15 +50,6 @@ def test_nobody_ends_above_epsilon_however_the_rounds_are_added_up(dp_epsilon, m
     for client in (0, 1):
         spent = [unit * row[client] for row in rows]
         assert max(epsilon(sum(spent), 1e-5, method), epsilon(sum(reversed(spent)), 1e-5, method)) <= dp_epsilon
-
-
-def test_infinite_budgets_and_empty_plans_have_no_unit():
-    with pytest.raises(BadInput, match=r"total_epsilon=3 cannot be kept by 'by hand', whose budgets are infinite"):
-        budget_unit_for(plan_with([1.0, np.inf]), 3.0, 1e-5)
-    with pytest.raises(BadInput, match="nobody participates"):
-        budget_unit_for(plan_with([0.0, 0.0]), 3.0, 1e-5)
-    with pytest.raises(BadInput, match=r"total_epsilon=0 must lie in \[1e-06, 1000\]"):
-        budget_unit_for(plan_with([1.0]), 0.0, 1e-5)
 
 
 def kept_epsilon(way, noise, **changed):
@@ -93,13 +76,6 @@ def test_a_training_ends_at_its_total_epsilon_and_not_above(way, noise):
     assert 3.0 * (1 - 1e-4) < max(ledger) <= 3.0
     assert np.argmax(ledger) == 0
     assert record == approx(max(ledger), rel=1e-9)
-
-
-@pytest.mark.parametrize("way", SUMS)
-def test_who_counts_by_size_in_a_sum_ends_no_later_than_at_its_total_epsilon(way):
-    record, ledger = kept_epsilon(way, "simulated", aggregation="num_examples")
-    assert record == approx(max(ledger), rel=1e-9)
-    assert max(ledger) <= 3.0
 
 
 def test_poisson_batches_end_at_their_total_epsilon_and_not_above():
@@ -141,7 +117,6 @@ def test_a_poisson_training_has_an_epsilon_and_no_part_in_zcdp_sums_and_caps():
     assert ledger.spent("0", "record") == ledger.spent("0", "client") == 0.5  # of the run before
 
 
-FALSE_ALARM = 1e-8  # of each comparison; some fifty of them
 CLIP, BUDGET, BATCH, EPOCHS, STEPS = 0.7, 0.8, 4, 2, 3
 TINY = 1e-7  # a learning rate at which noise moves no later gradient: steps just add up
 SIZES = (9, 5, 12)
@@ -172,12 +147,6 @@ def alone(client, budget=BUDGET):
     return np.where(np.arange(3) == client, budget, 0.0)
 
 
-def assert_of_std(noise, std):
-    low, high = chi2.ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2], len(noise))
-    assert low <= (noise / std) @ (noise / std) <= high
-    assert abs(noise.mean()) <= norm.ppf(1 - FALSE_ALARM / 2) * std / math.sqrt(len(noise))
-
-
 def stated_noise(way, client, **changed):
     """The noise that the record of a client alone states, and that really is in its upload."""
     (noisy,), (quiet,) = (one_round(alone(client, budget), way, **changed) for budget in (BUDGET, np.inf))
@@ -190,13 +159,10 @@ def stated_noise(way, client, **changed):
 @pytest.mark.parametrize("way", BY_THE_BOOK)
 @pytest.mark.parametrize("client", [0, 1, 2])
 def test_the_noise_in_an_upload_is_what_the_record_states_and_the_budget_buys(way, client):
-    assert stated_noise(way, client) == approx(BY_THE_BOOK[way](SIZES[client]), rel=1e-9)
-
-
-@pytest.mark.parametrize("way", ["client", "shuffled"])
-@pytest.mark.parametrize("engine", ["loop", "vmap"])
-def test_every_engine_adds_the_noise_that_the_record_states(way, engine):
-    assert stated_noise(way, 1, engine=engine) == approx(BY_THE_BOOK[way](SIZES[1]), rel=1e-9)
+    std = BY_THE_BOOK[way](SIZES[client])
+    assert stated_noise(way, client) == approx(std, rel=1e-9)
+    if way == "client":  # replaced by nothing it moves half as far as replaced by another
+        assert stated_noise(way, client, adjacency="zero_out") == approx(std / 2, rel=1e-9)
 
 
 @pytest.mark.parametrize("way", BY_THE_BOOK)
@@ -216,10 +182,6 @@ def test_noise_that_protects_is_as_large_as_the_record_states(way, noise):
     assert stated_noise(way, 0, noise=noise) > BY_THE_BOOK[way](SIZES[0])  # rounding is paid for with noise
 
 
-def test_a_client_that_is_replaced_by_nothing_takes_half_the_noise_of_one_replaced_by_another():
-    assert stated_noise("client", 0, adjacency="zero_out") == approx(CLIP / math.sqrt(2 * BUDGET))
-
-
 def blank():
     """Pictures without a pixel: a linear model without bias has no gradient on them, so an update is its noise."""
     zeros = np.zeros_like(DATA.features)
@@ -232,7 +194,7 @@ def test_noise_is_fresh_for_every_round_and_client():
     (other,) = one_round(alone(1), "client", 1, "linear", data)
     drawn = np.array([first, second - first, other.weights])
     correlations = np.corrcoef(drawn)
-    assert np.abs(correlations[~np.eye(3, dtype=bool)]).max() <= norm.ppf(1 - FALSE_ALARM) / math.sqrt(drawn.shape[1])
+    assert np.abs(correlations[~np.eye(3, dtype=bool)]).max() <= norm.ppf(1 - 1e-8) / math.sqrt(drawn.shape[1])
 
 
 @pytest.mark.parametrize("engine", ["loop", "dense"])

@@ -4,6 +4,7 @@ Noise of a budget that is infinite is none, so `Engine.updates` shows what would
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,6 @@ from tests.training.trainings import (
     LOCAL,
     SHUFFLED,
     SUMS,
-    batch_normed,
     configured,
     pictures,
     small_cnn,
@@ -137,7 +137,7 @@ def test_one_changed_record_moves_no_answer_by_more_than_declared(kind, way, eng
 
 
 @pytest.mark.parametrize("way", ["client", "secure_sum client", "server client"])
-@pytest.mark.parametrize(("engine", "precision"), [*ENGINES_AND_PRECISIONS])
+@EVERY_ENGINE
 def test_all_data_of_a_client_move_its_update_by_no_more_than_declared(way, engine, precision):
     protection = configured(clip_norm=CLIP, **{**LOCAL, **SUMS}[way]).protection
     rng, size, rows = np.random.default_rng(2), 40, []
@@ -170,7 +170,7 @@ def test_one_neighbour_moves_the_mean_of_a_round_by_no_more_than_its_weight_time
             chosen = first if protection["unit"] == "client" else first[:1]
             features[chosen] *= np.float32(change)
             labels[chosen] = 1 - labels[chosen]
-        other = type(data)(**{**vars_of(data), "features": features, "labels": labels})
+        other = replace(data, features=features, labels=labels)
         asked = {"precision": "float64", "learning_rate": RATE, "clip_norm": CLIP, "batch_size": 4, **protection}
         (record,) = trained((np.inf, np.inf), 1, data=other, model=make_model("linear", (1, 8, 8), 2), **asked)
         rows.append(record.weights)
@@ -179,14 +179,6 @@ def test_one_neighbour_moves_the_mean_of_a_round_by_no_more_than_its_weight_time
     pace = RATE if config.protection.clips_examples else 1.0
     farthest = max(np.linalg.norm(one - other) for one in rows for other in rows)
     assert 0.1 < farthest / (0.5 * pace * declared) <= 1 + 1e-12
-
-
-def vars_of(data):
-    return {name: getattr(data, name) for name in data.__dataclass_fields__}
-
-
-def test_batch_norm_lets_one_record_move_the_others_and_is_for_whole_updates_alone():
-    assert trained((1.0,) * 3, 1, model=batch_normed(), **CLIENT)[0].participating.all()
 
 
 # ---- how much is held at once -------------------------------------------------------------------------------------

@@ -1,16 +1,14 @@
 """Small trainings for tests: random pictures, unequal clients, plans by hand, and a protection of one's own."""
 
-from dataclasses import dataclass, replace
-from typing import Annotated
-
 import numpy as np
 import torch
+from reproduction.paper_noise import PaperNoise
 from torch import nn
 
 from mppfl.data import ClientData, client_data
-from mppfl.fields import About, hints
+from mppfl.fields import hints
 from mppfl.game import Plan, RoundTerms, plan_from_rounds
-from mppfl.privacy import LocalWork, Protection
+from mppfl.privacy import Protection
 from mppfl.training import RoundRecord, Stack, TrainingConfig, make_model, train_rounds
 
 FREE = (np.inf, np.inf, np.inf)  # budgets that buy no noise
@@ -28,33 +26,9 @@ SUMS = {
 }
 
 
-@dataclass(frozen=True, repr=False)
-class NominalNoise(Protection):
-    """A protection of one's own, which nothing else has to know: whole updates get the noise that would hide a record
-    in a mean gradient, and are shortened to the median length of the first round's. What it costs is stated soundly.
-    """
-
-    is_settled: Annotated[bool, About("Whether the first round has told the length.")] = False
-
-    def sensitivity(self, work: LocalWork) -> float:
-        return self.reach() / work.num_examples
-
-    def charged(self, budget: float, work: LocalWork) -> float:
-        return work.num_examples**2 * super().charged(budget, work)
-
-    @property
-    def has_clip_norm(self) -> bool:
-        return self.is_settled
-
-    def with_clip_norm(self, clip_norm: float) -> "NominalNoise":
-        return replace(self, clip_norm=clip_norm, is_settled=True)
-
-    def with_clip_norm_of(self, lengths) -> "NominalNoise":
-        return self.with_clip_norm(float(np.median(lengths)) * (1 + 1e-12))  # another way of adding finds it no longer
-
-
-NOMINAL = {"kind": NominalNoise, "unit": "client"}
-WAYS = {**LOCAL, "poisson": POISSON, "nominal": NOMINAL, **SUMS}
+NOMINAL = {"kind": PaperNoise}  # a protection of one's own, which nothing in the package has to know
+COHORTS = {"trust": "server", "unit": "client", "cohorts": 2}
+WAYS = {**LOCAL, "poisson": POISSON, "nominal": NOMINAL, **SUMS, "cohorts": COHORTS}
 
 
 def pictures(sizes=(9, 5, 12), shape=(1, 8, 8), num_classes=4, num_test=40, seed=0) -> ClientData:
@@ -157,3 +131,19 @@ class TwoPaths(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.first(x.flatten(1)) + self.out(torch.tanh(self.second(x)).flatten(1))
+
+
+class Remembers(nn.Module):
+    """What it has seen comes back in its answers: in a buffer, or in an attribute that PyTorch knows nothing of."""
+
+    def __init__(self, in_buffer: bool) -> None:
+        super().__init__()
+        self.layer, self.in_buffer, self.seen = nn.Linear(64, 4), in_buffer, 0.0
+        self.register_buffer("total", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.in_buffer and self.training:
+            self.total.add_(x.sum().detach())
+        elif self.training:
+            self.seen += float(x.detach().sum())
+        return self.layer(x.flatten(1)) + self.total + self.seen

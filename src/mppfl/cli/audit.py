@@ -24,6 +24,20 @@ AuditedNoiseName = Literal["simulated", "gaussian", "discrete", "plain-float32",
 
 Audited = Annotated[Path | None, typer.Argument(help="Experiment file; without one, the default of every value.")]
 AuditSeedOption = Annotated[int, inputs.option("Random seed (system noise is not seeded).")]
+VERDICTS = {  # of audits that bound ε or δ from below: which of them, and what pass and fail mean
+    "training": ("ε", "the coins show no more than the budgets allow", "the coins show more than the budgets allow"),
+    "mechanism": (
+        "ε",
+        "the canaries show no more than the budget allows",
+        "the canaries show more than the budget allows, or the noise has another size",
+    ),
+    "float": (
+        "δ",
+        "the last bits do not tell 0 from 1",
+        "the last bits tell 0 from 1, or the sign of what rounds to 0, whatever the budget says",
+    ),
+}
+
 DeltaOption = Annotated[float, inputs.option("δ at which ε is compared.")]
 
 
@@ -91,17 +105,9 @@ def training_command(
             num_coins=num_coins, confidence=confidence, seed=seed,
         )  # fmt: skip
     details = result.details
-    print_result(
-        result,
-        json,
-        audited=f"{_audited(case)}, {len(case.solution.plan)} rounds, {details['num_coins']} coins",
-        claimed=f"ε {result.claimed:<8.4g}at δ = {details['dp_delta']:.3g}",
-        measured=f"ε {result.measured:<8.4g}at least, with {100 * (result.confidence or 0):.3g} % confidence",
-        accuracy=f"{100 * details['accuracy']:<10.3g}% on the test data",
-        meaning="the coins show more than the budgets allow"
-        if result.verdict == "fail"
-        else "the coins show no more than the budgets allow",
-    )
+    audited = f"{_audited(case)}, {len(case.solution.plan)} rounds, {details['num_coins']} coins"
+    accuracy = f"{100 * details['accuracy']:<10.3g}% on the test data"
+    print_bound(result, json, audited, f"at δ = {details['dp_delta']:.3g}", accuracy=accuracy)
 
 
 @app.command("mechanism")
@@ -142,17 +148,9 @@ def mechanism_command(
     details = result.details
     std, declared = details["noise_std"], details["declared_noise_std"]
     size = "as declared" if details["variance_p_value"] >= details["variance_false_alarm"] else "not as declared"
-    print_result(
-        result,
-        json,
-        audited=f"{protection.name}, {protection.noise} noise, noise multiplier {multiplier:.4g}",
-        claimed=f"ε {result.claimed:<8.4g}of one noisy answer at δ = {delta:g}",
-        measured=f"ε {result.measured:<8.4g}at least, with {100 * (result.confidence or 0):.3g} % confidence",
-        noise=f"{std:<10.4g}standard deviation, {size} ({declared:.4g})",
-        meaning="the canaries show more than the budget allows, or the noise has another size"
-        if result.verdict == "fail"
-        else "the canaries show no more than the budget allows",
-    )
+    audited = f"{protection.name}, {protection.noise} noise, noise multiplier {multiplier:.4g}"
+    drawn = f"{std:<10.4g}standard deviation, {size} ({declared:.4g})"
+    print_bound(result, json, audited, f"of one noisy answer at δ = {delta:g}", noise=drawn)
 
 
 @app.command("float")
@@ -167,16 +165,8 @@ def float_command(
 
     with inputs.working("testing last bits"):
         result = audit_float(noise, dp_delta=delta, rng=inputs.generator(seed))
-    print_result(
-        result,
-        json,
-        audited=f"{noise} noise of standard deviation 1 on 0 and on 1",
-        claimed=f"δ {result.claimed:<8.4g}at ε = {result.details['dp_epsilon']:.4g}",
-        measured=f"δ {result.measured:<8.4g}needed at least, with {100 * (result.confidence or 0):.4g} % confidence",
-        meaning="the last bits tell 0 from 1, or the sign of what rounds to 0, whatever the budget says"
-        if result.verdict == "fail"
-        else "the last bits do not tell 0 from 1",
-    )
+    audited = f"{noise} noise of standard deviation 1 on 0 and on 1"
+    print_bound(result, json, audited, f"at ε = {result.details['dp_epsilon']:.4g}")
 
 
 @app.command("neighbour")
@@ -228,6 +218,15 @@ def neighbour_command(
         meaning="; ".join(details["failures"])
         or ("no client leaks more than the bound" if result.claimed is not None else str(details["ranking"])),
     )
+
+
+def print_bound(result: AuditResult, json: bool, audited: str, of: str, **lines: str) -> None:
+    """Prints the result of an audit that bounds ε or δ from below; `of` says of what the claim is."""
+    symbol, held, violated = VERDICTS[result.audit]
+    claimed, measured = f"{symbol} {result.claimed:<8.4g}{of}", f"{symbol} {result.measured:<8.4g}at least, with "
+    measured += f"{100 * (result.confidence or 0):.4g} % confidence"
+    meaning = violated if result.verdict == "fail" else held
+    print_result(result, json, audited=audited, claimed=claimed, measured=measured, **lines, meaning=meaning)
 
 
 def print_result(result: AuditResult, json: bool, *, meaning: str, **lines: str) -> None:

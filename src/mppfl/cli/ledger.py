@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,16 +20,9 @@ app = typer.Typer(help="Show, convert, export and verify an account of spent pri
 
 Source = Annotated[Path, typer.Argument(help="The ledger, as written by a run.")]
 UnitOption = Annotated[str | None, inputs.option("Unit of privacy, record or client; needed where there are both.")]
+RunOption = Annotated[str | None, inputs.option("Count this run alone; its people may have released more in others.")]
 ClientOption = Annotated[list[str] | None, inputs.option("Only this client; may be repeated.")]
 SHOWN = 20  # lines of a table before it is cut short
-HEADINGS = {  # and number format of a table's columns
-    "spent": ("spent ρ", ".4g"),
-    "dp_epsilon": ("dp_epsilon", ".4f"),
-    "remaining": ("remaining", ".4g"),
-    "R_model": ("R_model", ".4g"),
-    "R_bound": ("R_bound", ".4g"),
-    "R_leak": ("R_leak", ".4g"),
-}
 
 
 def _open(source: Path) -> PrivacyLedger:
@@ -50,6 +44,7 @@ def show_command(
     source: Source,
     unit: UnitOption = None,
     client: ClientOption = None,
+    run: RunOption = None,
     graph: inputs.GraphOption = None,
     undirected: inputs.UndirectedOption = False,
     attribute: inputs.AttributeOption = None,
@@ -59,7 +54,7 @@ def show_command(
     hop_decay: Annotated[float | None, inputs.game_option("hop_decay")] = None,
     json: inputs.JsonOption = False,
 ) -> None:
-    """Show what each client has spent and what its cap leaves; with --graph also what others' releases reveal of it.
+    """Show what each client has spent and what its caps leave; with --graph also what others' releases reveal of it.
 
     In JSON an infinite value is "Infinity": spent without noise, or not capped. An unknown value is null.
     """
@@ -69,25 +64,19 @@ def show_command(
     if graph is None and given:
         raise BadInput(f"--{next(iter(given)).replace('_', '-')} is about a network. Give it with --graph.")
     with _open(source) as ledger:
-        names = list(dict.fromkeys(client or ledger.clients))
+        names, units = list(dict.fromkeys(client or ledger.clients)), _units(ledger, unit)
         columns = {
-            unit: {
-                "spent": ledger.spent(names, unit),
-                "remaining": ledger.remaining(names, unit),
-            }
-            for unit in _units(ledger, unit)
+            unit: {"spent": ledger.spent(names, unit, run), "remaining": ledger.remaining(names, unit)}
+            for unit in units
         }
-        external = {} if graph is None else _external(ledger, names, tuple(columns), graph, given)
+        external = {} if graph is None else _external(ledger, names, units, graph, given)
         for released, exposure in external.items():
-            columns[released] |= {
-                "R_model": exposure.r_model,
-                "R_bound": exposure.r_bound,
-                "R_leak": exposure.r_leak,
-            }
-        num_events, notes, head = len(ledger), ledger.notes(), ledger.head
+            columns[released] |= {"R_model": exposure.r_model, "R_bound": exposure.r_bound, "R_leak": exposure.r_leak}
+        num_events, notes, head, runs = len(ledger), ledger.notes(), ledger.head, ledger.runs
     rows = _rows(names, columns)
     if json:
-        content = {"num_events": num_events, "head": head, "notes": notes, "clients": _with_infinity(rows)}
+        content = {"num_events": num_events, "head": head, "runs": runs, "notes": notes}
+        content |= {"clients": _with_infinity(rows)}
         if external:
             content["external"] = {unit: _about(exposure) for unit, exposure in external.items()}
         inputs.print_json(content)
@@ -96,6 +85,8 @@ def show_command(
     _explain_columns(external)
     of_all = "" if client is None else " in the ledger, of all its clients"
     typer.echo(f"{num_events:,} releases{of_all}" + (f" by {len(names):,} clients" if client is None else ""))
+    if len(runs) > 1:
+        typer.echo(f"{f'spent in {run}, one of' if run else 'spent in'} {len(runs)} runs: {', '.join(runs)}")
     inputs.warn((*notes, *dict.fromkeys(note for exposure in external.values() for note in exposure.notes)))
 
 
@@ -151,11 +142,13 @@ def _rows(names: list[str], columns: dict[Any, dict[str, Any]]) -> list[dict[str
 
 
 def _print_rows(rows: list[dict[str, Any]]) -> None:
-    """A table of at most SHOWN rows, of those columns that have a heading; a dash for an unknown value."""
-    columns = {key: HEADINGS[key] for key in rows[0] if key in HEADINGS} if rows else HEADINGS
-    typer.echo(f"{'client':<24}{'unit':<8}" + "".join(f"{heading:>12}" for heading, _ in columns.values()))
+    """A table of at most SHOWN rows; a dash for an unknown value."""
+    columns = list(rows[0])[2:] if rows else []
+    headings = ["spent ρ" if column == "spent" else column for column in columns]
+    typer.echo(f"{'client':<24}{'unit':<8}" + "".join(f"{heading:>12}" for heading in headings))
     for row in rows[:SHOWN]:
-        figures = ["-" if math.isnan(row[key]) else f"{row[key]:{form}}" for key, (_, form) in columns.items()]
+        forms = {column: ".4f" if column == "dp_epsilon" else ".4g" for column in columns}
+        figures = ["-" if math.isnan(row[column]) else format(row[column], form) for column, form in forms.items()]
         typer.echo(f"{row['client']:<24}{row['unit']:<8}" + "".join(f"{figure:>12}" for figure in figures))
     if len(rows) > SHOWN:
         typer.echo(f"... and {len(rows) - SHOWN:,} more; --json gives all")
@@ -178,6 +171,7 @@ def epsilon_command(
     ] = None,
     client: ClientOption = None,
     unit: UnitOption = None,
+    run: RunOption = None,
     json: inputs.JsonOption = False,
 ) -> None:
     """Convert spent budgets to dp_epsilon.
@@ -192,10 +186,14 @@ def epsilon_command(
     with _open(source) as ledger, inputs.working("accounting"):
         names = list(dict.fromkeys(client or ledger.clients))
         units = _units(ledger, unit)
-        used = {unit: method or ledger.account(names, unit).accounting for unit in units}
-        columns = {unit: {"dp_epsilon": ledger.get_epsilon(names, delta, used[unit], unit=unit)} for unit in units}
-        meanings = {unit: ledger.get_attack_risk(names, unit=unit).sentence for unit in columns if names}
+        used = {unit: method or ledger.account(names, unit, run).accounting for unit in units}
+        columns = {
+            unit: {"dp_epsilon": ledger.get_epsilon(names, delta, used[unit], unit=unit, run=run)} for unit in units
+        }
+        meanings = {unit: ledger.get_attack_risk(names, unit=unit, run=run).sentence for unit in columns if names}
         notes = ledger.notes()
+        if run is not None and len(runs := ledger.runs) > 1:
+            notes = (*notes, f"{run} is one of {len(runs)} runs: what people gave in all is more. Leave --run out")
     rows = _rows(names, columns)
     if json:
         answer = {"dp_delta": delta, "method": method or used, "meaning": meanings, "notes": notes}
@@ -220,9 +218,12 @@ def label_command(
     The fields follow the label for differential privacy of arXiv 2507.15997.
     """
     with _open(source) as ledger, inputs.working("accounting"):
-        units = [unit for unit in ledger.units if unit == "record" or _released_per_client(ledger, client)]
-        labels = {unit: _label(ledger, client, unit, delta) for unit in units}
         events = [event for event in ledger.events() if event["client"] == client]
+        released = {"record", *(event["unit"] for event in events)}
+        labels = {unit: _label(ledger, client, unit, delta) for unit in ledger.units if unit in released}
+        for unit, row in labels.items() if len(ledger.runs) > 1 else ():
+            of_run = partial(ledger.get_epsilon, client, delta, row["accounting"], unit=unit)
+            row["dp_epsilon by run"] = {run: of_run(run=run) for run in ledger.runs}
         notes = ledger.notes()
     label = {
         "client": client,
@@ -245,10 +246,6 @@ def label_command(
     inputs.warn(notes)
 
 
-def _released_per_client(ledger: PrivacyLedger, client: str) -> bool:
-    return any(event["client"] == client and event["unit"] == "client" for event in ledger.events())
-
-
 def _label(ledger: PrivacyLedger, client: str, unit: Any, delta: float) -> dict[str, Any]:
     """One client's figures in one unit."""
     account = ledger.account(client, unit)
@@ -259,6 +256,7 @@ def _label(ledger: PrivacyLedger, client: str, unit: Any, delta: float) -> dict[
         "accounting": account.accounting,
         "spent": float(account.budget[0]),
         "cap": float(account.cap[0]),
+        **{f"cap of ε at δ = {at:g}": cap for at, cap in account.epsilon_caps[0].items()},
         "remaining": float(account.remaining[0]),
         "attacker's advantage": float(risk.advantage),
         "meaning": risk.sentence,
@@ -267,6 +265,8 @@ def _label(ledger: PrivacyLedger, client: str, unit: Any, delta: float) -> dict[
 
 def _listed(value: Any) -> str:
     """A value of the label as text."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_listed(part)}" for name, part in value.items())
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
@@ -302,8 +302,9 @@ def verify_command(
 ) -> None:
     """Check pages, chain, sums, caps and uploads. Fails where a release, cap or status was changed."""
     with _open(source) as ledger, inputs.working("verifying"):
-        count, head = ledger.verify(head), ledger.head
+        count, head, runs = ledger.verify(head), ledger.head, ledger.runs
     if json:
-        inputs.print_json({"sound": True, "num_events": count, "head": head})
+        inputs.print_json({"sound": True, "num_events": count, "runs": runs, "head": head})
         return
-    typer.echo(f"sound: {count:,} releases; head {head}")
+    of_runs = f" of {len(runs)} runs" if len(runs) > 1 else ""
+    typer.echo(f"sound: {count:,} releases{of_runs}; head {head}")

@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mppfl.cli.inputs import (
-    JsonOption,
-    QuietOption,
-    SetOption,
-    print_json,
-    print_table,
-    training_progress,
-)
+from mppfl.cli.inputs import JsonOption, QuietOption, SetOption, print_json, print_table, training_progress
 
 if TYPE_CHECKING:
     from mppfl.experiment import Run
@@ -33,7 +26,8 @@ DISPENSABLE = (
     "server cost",
     "client welfare",
 )
-SAID_OF_BUDGETS = ("fixed budget", "budget_unit")  # notes without which the figures cannot be compared
+# Notes without which figures cannot be compared.
+SAID_OF_BUDGETS = ("fixed budget", "budget_unit", "clients join", "ε and spent")
 
 
 def train_command(
@@ -41,6 +35,10 @@ def train_command(
     changes: SetOption = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1; default: the file's.")] = None,
     output: Annotated[Path | None, typer.Option(help="Where results go; default: the file's, or runs/NAME.")] = None,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(help="Account to charge, which trainings of the same clients may share; default: its own."),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the training in the folder.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the simulation in the folder.")] = False,
     track: Annotated[str | None, typer.Option(help="Log every round to mlflow or tensorboard.")] = None,
@@ -66,13 +64,16 @@ def train_command(
                 listener(records)
 
         try:
-            runs = run_experiment(settings, folder=folder, resume=resume, overwrite=overwrite, on_round=on_round)
+            runs = run_experiment(
+                settings, folder=folder, ledger=ledger, resume=resume, overwrite=overwrite, on_round=on_round
+            )
         except KeyboardInterrupt:
             stack.close()
             words = ["mppfl", "train", str(experiment), "--resume"]
             words += [word for change in changes or () for word in ("--set", change)]
             words += ["--device", device] if device else []
             words += ["--output", str(output)] if output else []
+            words += ["--ledger", str(ledger)] if ledger else []
             typer.echo(f"stopped. Go on with: {shlex.join(words)}", err=True)
             raise typer.Exit(130) from None
     if json:
@@ -92,7 +93,7 @@ def show(runs: Sequence[Run]) -> None:
             typer.echo(f"{run.name}: {note}")
         if num_clients := int((run.rounds_refused > 0).sum()):
             uploads = int(run.rounds_refused.sum())
-            capped = run.setting("cap") is not None or run.setting("caps")
+            capped = any(run.setting(name) for name in ("cap", "caps", "epsilon_cap", "epsilon_caps", "file"))
             why = "caps" if capped else "budgets too small for a part in a sum"
             typer.echo(f"{run.name}: {why} refused {uploads:,} uploads of {num_clients:,} of the clients")
     meanings: dict[str, list[str]] = {}

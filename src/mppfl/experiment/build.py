@@ -31,11 +31,12 @@ if TYPE_CHECKING:
 
 def require_capped_clients(experiment: Experiment, graph: SocialGraph) -> None:
     """Refuses a cap for somebody who is not in the network, before anything is written that would outlive the typo."""
-    for client in experiment.ledger.caps:
-        try:
-            graph.index(client)
-        except UnknownClient as cause:
-            raise UnknownClient(f"ledger.caps: {cause}") from cause
+    for table in ("caps", "epsilon_caps"):
+        for client in getattr(experiment.ledger, table):
+            try:
+                graph.index(client)
+            except UnknownClient as cause:
+                raise UnknownClient(f"ledger.{table}: {cause}") from cause
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -52,7 +53,17 @@ class Case:
     def arm(self, ledger: PrivacyLedger | None = None, resume: Checkpoint | None = None) -> TrainingJob:
         from mppfl.training import TrainingJob
 
-        return TrainingJob(self.name, self.solution.plan, self.data, self.config, ledger, resume)
+        return TrainingJob(self.name, self.solution.plan, self.data, self.config, ledger, resume, self.run)
+
+    @property
+    def run(self) -> str:
+        """Its name in the ledger, where others' runs may be, too."""
+        return run_in_ledger(self.experiment, self.name)
+
+
+def run_in_ledger(experiment: Experiment, case: str) -> str:
+    """What a ledger calls one case of the experiment: by both their names where several trainings may charge it."""
+    return case if experiment.ledger.file is None else f"{experiment.name}/{case}"
 
 
 def prepare(experiment: Experiment) -> list[Case]:
@@ -76,7 +87,7 @@ def prepare(experiment: Experiment) -> list[Case]:
         solutions = solve_all(game_spec, experiment.mechanisms, game)
         for mechanism, aggregation in product(experiment.mechanisms, aggregations_of(experiment)):
             solution = solutions[mechanism]
-            chosen_config = replace(training, aggregation=aggregation)
+            chosen_config = replace(training, aggregation=aggregation, seed=experiment.seed_of("training", seed))
             num_parameters = sum(part.numel() for part in trained_parameters(model_of(experiment, data)))
             config = with_budget_unit(chosen_config, solution.plan, num_parameters)
             alone = replace(
@@ -85,10 +96,9 @@ def prepare(experiment: Experiment) -> list[Case]:
                 game=under(game_spec, (mechanism,)),
                 aggregations=(),
                 seeds=(seed,),
-                training=config,
+                training=replace(config, seed=training.seed),
                 protection=config.protection,
             )
-            config = replace(config, seed=experiment.seed_of("training", seed))
             parts = [
                 mechanism,
                 *([aggregation] if several else []),
@@ -156,6 +166,8 @@ def _training_notes(asked: TrainingConfig, training: TrainingConfig) -> tuple[st
     if protection.total_epsilon is not None:
         limit = f"no client's final ε exceeds {protection.total_epsilon:g} at δ = {protection.dp_delta:g}"
         notes.append(f"budget_unit={training.protection.budget_unit:.6g} was chosen so that {limit}")
+    if protection.cohorts > 1:
+        notes.append(f"clients join in turns, each of {protection.cohorts} cohorts every {protection.cohorts} rounds")
     if training.model.startswith("vgg"):
         notes.append(f"{training.model} with norm={training.norm!r}")
     return tuple(notes)

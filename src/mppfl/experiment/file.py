@@ -20,7 +20,7 @@ EITHER_OR = (
     *(((one,), (many,)) for one, many in ONE_OR_MANY.items()),
     (("protection", "budget_unit"), ("protection", "total_epsilon")),
 )
-PATHS = (("game", "graph"), ("game", "clients"), ("data", "folder"), ("output", "folder"))
+PATHS = (("game", "graph"), ("game", "clients"), ("data", "folder"), ("output", "folder"), ("ledger", "file"))
 OLD_KEYS = {"network.source": "game.graph", "network.generate": "game.family", "network.seed": "game.graph_seed"}
 
 

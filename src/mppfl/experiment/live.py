@@ -17,8 +17,9 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,13 @@ import numpy as np
 
 from mppfl.arrays import Array, IntArray
 from mppfl.errors import BadFile, BadInput, MppflError
+from mppfl.experiment.build import run_in_ledger
 from mppfl.experiment.file import read_experiment
 from mppfl.experiment.run import PER_ACCOUNT
-from mppfl.experiment.store import EXPERIMENT, LEDGER, POINTER, SUMMARY, load_run, rounds_checkpointed
+from mppfl.experiment.store import EXPERIMENT, LEDGER, POINTER, SUMMARY, ledger_path, load_run, rounds_checkpointed
 from mppfl.files import errors_in_one_line
 from mppfl.privacy.ledger import SIMULATION, PrivacyLedger
+from mppfl.spec import Experiment
 from mppfl.text import one_line
 from mppfl.training import PER_ROUND, TrainingConfig
 
@@ -44,19 +47,14 @@ Marks = tuple[Mark | None, ...]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LiveAccounts:
-    """What everybody has spent so far: one entry per client. cap is infinite where there is none."""
+    """What everybody has spent so far: one entry per client. cap and remaining are infinite where there is none."""
 
     names: tuple[str, ...]
     spent: Array
     dp_epsilon: Array
     cap: Array
+    remaining: Array
     rounds: IntArray
-
-    @property
-    def remaining(self) -> Array:
-        """What each client may still spend; infinite without a cap."""
-        left = np.maximum(np.where(np.isinf(self.cap), 0.0, self.cap) - self.spent, 0.0)
-        return np.where(np.isinf(self.cap), np.inf, left)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -110,8 +108,18 @@ def is_run(folder: Path) -> bool:
 
 def marks_of(folder: Path) -> Marks:
     """What changes whenever anything is written: two equal marks mean that there is nothing new to read."""
-    above = (folder.parent / name for name in (EXPERIMENT, POINTER))
-    return tuple(map(_mark, (*above, *(folder / name for name in (SUMMARY, "arrays.npz", LEDGER, f"{LEDGER}-wal")))))
+    above, ledger = [folder.parent / name for name in (EXPERIMENT, POINTER)], folder / LEDGER
+    if (mark := _mark(above[0])) is not None and not (folder / SUMMARY).is_file():
+        with suppress(MppflError):  # told by who reads it
+            ledger = ledger_path(folder.parent, _experiment(above[0], mark), folder.name)
+    log = ledger.with_name(f"{ledger.name}-wal")
+    return tuple(map(_mark, (*above, folder / SUMMARY, folder / "arrays.npz", ledger, log)))
+
+
+@lru_cache(maxsize=64)
+def _experiment(path: Path, mark: Mark) -> Experiment:
+    """The experiment in a file that has not changed since it had this mark."""
+    return read_experiment(path)
 
 
 def _mark(path: Path) -> Mark | None:
@@ -142,6 +150,7 @@ def _finished(folder: Path, marks: Marks) -> LiveRun:
     accounts, table = run.accounts, run.config.get("ledger", {})
     caps, everybody = table.get("caps", {}), table.get("cap", math.inf)  # the ledger was given the same ones
     cap = np.array([caps.get(name, everybody) for name in run.names], dtype=np.float64)
+    left = np.maximum(cap - np.where(np.isinf(cap), 0.0, accounts.spent), 0.0)
     figures = {name: getattr(accounts, name) for name in PER_ACCOUNT}
     return LiveRun(
         marks,
@@ -153,7 +162,7 @@ def _finished(folder: Path, marks: Marks) -> LiveRun:
         rounds=run.history.rounds,
         clients={name: run.history.clients[name] for name in OF_CLIENTS},
         charged_since=np.zeros((0, run.num_clients)),
-        accounts=LiveAccounts(run.names, **figures, cap=cap, rounds=run.rounds_taken_part),
+        accounts=LiveAccounts(run.names, **figures, cap=cap, remaining=left, rounds=run.rounds_taken_part),
         noise=accounts.noise,
         unit=accounts.unit,
         dp_delta=accounts.dp_delta,
@@ -168,15 +177,16 @@ def _unfinished(folder: Path, marks: Marks) -> LiveRun:
     config, num_clients = experiment.training, clients["spent"].shape[1]
     notes = [SIMULATION] if config.protection.is_simulated else []
     accounts, charged = None, np.zeros((0, num_clients))
-    mark = _mark(folder / LEDGER)
+    ledger, run = ledger_path(folder.parent, experiment, name), run_in_ledger(experiment, name)
+    mark = _mark(ledger)
     if mark is None:
         notes.append("no ledger is kept: accounts are shown when the training has ended")
     elif mark[2] > MOST_COPIED:
         notes.append(f"the ledger has {mark[2] / 1e9:.1f} GB: accounts are shown when the training has ended")
     else:
-        with _copied_ledger(folder / LEDGER) as copy:
-            accounts, account_notes = _accounts(copy, config, name)
-            charged = _charged_after(copy, name, rounds_done, num_clients)
+        with _copied_ledger(ledger) as copy:
+            accounts, account_notes = _accounts(copy, config, run)
+            charged = _charged_after(copy, run, rounds_done, num_clients)
         notes += account_notes
     protected = np.isfinite(clients["spent"]).all() and (accounts is None or np.isfinite(accounts.spent).all())
     return LiveRun(
@@ -248,14 +258,17 @@ def _copied_ledger(path: Path) -> Iterator[Path]:
 
 def _accounts(ledger: Path, config: TrainingConfig, run: str) -> tuple[LiveAccounts | None, list[str]]:
     """What the ledger says of every client it knows, and what must be said beside it; None while it knows nobody."""
-    unit, method, notes = config.protection.unit, config.protection.accounting, []
-    if method == "pld":
-        method = "rdp"  # composing loss distributions takes seconds for every client
-        notes.append("ε by RDP while the training lasts: some per cent larger than in the finished run")
+    unit, notes = config.protection.unit, []
     with PrivacyLedger.open(ledger, must_exist=True) as opened:
-        account = opened.account(None, unit)
-        if not account.clients:
+        if not (runs := opened.runs):
             return None, []
+        account = opened.account(None, unit)
+        method = config.protection.accounting if account.accounting == "exact" else account.accounting
+        if method == "pld":
+            method = "rdp"  # composing loss distributions takes seconds for every client
+            notes.append("ε by RDP while the training lasts: some per cent larger than in the finished run")
+        if len(runs) > 1:
+            notes.append(f"ε and spent ρ are those of all {len(runs)} runs in the ledger")
         try:
             epsilons = opened.get_epsilon(None, config.protection.dp_delta, method, unit=unit)
         except BadInput as cause:
@@ -268,6 +281,7 @@ def _accounts(ledger: Path, config: TrainingConfig, run: str) -> tuple[LiveAccou
         account.budget,
         epsilons,
         account.cap,
+        account.remaining,
         np.array([rounds.get(name, 0) for name in account.clients], dtype=np.int64),
     ), notes
 

@@ -29,15 +29,15 @@ PER_ACCOUNT = ("spent", "dp_epsilon")
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PrivacyAccounts:
-    """What a training cost every client's privacy. Arrays have one entry per client.
+    """What every client's privacy has cost when a training ends. Arrays have one entry per client.
 
     unit, adjacency     what is protected, and against which neighbouring data set
     protection          trust, unit and release, in words
     guarantee           what a budget of ρ per round promises, in words
     noise               gaussian, discrete, simulated or none
     dp_delta            δ of every ε
-    spent               ρ over all rounds, whatever the data
-    dp_epsilon          ε over all rounds
+    spent               ρ over all rounds of all runs in its ledger, whatever the data
+    dp_epsilon          ε of the same
     """
 
     unit: Unit

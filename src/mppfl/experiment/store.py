@@ -3,7 +3,7 @@
     experiment.toml             what is trained, written before anything else
     checkpoint.json             after how many rounds the checkpoints below were taken
     <case>/checkpoint-<n>.npz   where that training stood after n rounds
-    <case>/ledger.sqlite        what every client has spent
+    <case>/ledger.sqlite        what every client has spent, unless the experiment names another file for it
     <case>/run.json             configuration, provenance, accounts in short, final figures; checksums of the others
     <case>/rounds.csv, clients.csv, budgets.csv, payments.csv, edges.csv    for people and spreadsheets
     <case>/weights.npz, arrays.npz    the final model, and all figures to the last bit: what `load_run` reads
@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -35,7 +35,7 @@ import scipy.sparse as sp
 from mppfl.arrays import Array
 from mppfl.data import unchangeable
 from mppfl.errors import BadFile, BadInput
-from mppfl.experiment.build import Case
+from mppfl.experiment.build import Case, run_in_ledger
 from mppfl.experiment.file import differences, read_experiment
 from mppfl.experiment.provenance import Provenance
 from mppfl.experiment.run import PER_ACCOUNT, PrivacyAccounts, Run
@@ -44,7 +44,19 @@ from mppfl.network import SocialGraph
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.spec import Experiment
 from mppfl.text import one_line
-from mppfl.training import PER_CLIENT, PER_ROUND, Checkpoint, History, Log, load_checkpoint, save_checkpoint
+from mppfl.training import (
+    PER_CLIENT,
+    PER_ROUND,
+    Checkpoint,
+    History,
+    Log,
+    load_checkpoint,
+    save_checkpoint,
+    training_key,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
 
 KIND, FORMAT = "mppfl run", 1
 EXPERIMENT, POINTER, LEDGER, SUMMARY = "experiment.toml", "checkpoint.json", "ledger.sqlite", "run.json"
@@ -325,32 +337,40 @@ class Store:
     resume: bool = False
     rounds_kept: int = 0
 
-    def begin(self, experiment: Experiment) -> None:
-        """Makes the folder this experiment's, now that it is known to be one that can be trained."""
-        if self.folder is None or self.resume:
-            return
-        (self.folder / POINTER).unlink(missing_ok=True)
-        files = [file for name in (LEDGER, SUMMARY, "checkpoint-*.npz") for file in self.folder.glob(f"*/{name}")]
-        for folder in {file.parent for file in files}:
-            shutil.rmtree(folder)
-        write_whole(self.folder / EXPERIMENT, experiment.to_toml().encode())
+    def begin(self, experiment: Experiment, cases: Sequence[Case], model: nn.Module) -> dict[str, PrivacyLedger]:
+        """Makes the folder this experiment's, which is known to be one that can be trained, and opens all accounts.
 
-    def ledger(self, case: Case) -> PrivacyLedger:
-        """The account of one case, with every client's cap."""
-        if self.folder is None or not case.experiment.ledger.keep:
+        One that others charge, too, comes first: it may refuse.
+        """
+        is_shared = experiment.ledger.file is not None
+        ledgers = {case.name: self.ledger(case, model) for case in cases} if is_shared else {}
+        if self.folder is not None and not self.resume:
+            _empty(self.folder)
+            write_whole(self.folder / EXPERIMENT, experiment.to_toml().encode())
+        return ledgers or {case.name: self.ledger(case, model) for case in cases}
+
+    def ledger(self, case: Case, model: nn.Module) -> PrivacyLedger:
+        """The account of one case, with every client's cap. Raises where it is that of others."""
+        spec, protection, names = case.experiment.ledger, case.config.protection, case.data.names
+        if spec.file is None and (self.folder is None or not spec.keep):
             ledger = self.resources.enter_context(PrivacyLedger.in_memory())
         else:
-            path = self.folder / case.name / LEDGER
+            path = ledger_path(self.folder or Path(), case.experiment, case.name)
             path.parent.mkdir(parents=True, exist_ok=True)
-            begun = self.resume and (self.folder / POINTER).exists()  # an empty ledger would forget what was spent
+            begun = self.resume and self.rounds_are_kept  # an empty ledger would forget what was spent
             ledger = self.resources.enter_context(PrivacyLedger.open(path, must_exist=begun))
-        unit = case.config.protection.unit
-        caps, graph = case.experiment.ledger, case.solution.game.graph
-        if caps.cap is not None:
-            ledger.set_cap(case.data.names, caps.cap, unit)
-        for client, cap in caps.caps.items():
-            ledger.set_cap(case.data.names[graph.index(client)], cap, unit)
+        ledger.require_clients(names)
+        if spec.file is not None:
+            is_paid_again = self.resume or not protection.is_simulated
+            ledger.require_run(case.run, training_key(model, case.arm()), taken_up=is_paid_again)
+        _set_caps(ledger, case, spec.cap, spec.caps, None)
+        _set_caps(ledger, case, spec.epsilon_cap, spec.epsilon_caps, protection.dp_delta)
         return ledger
+
+    @property
+    def rounds_are_kept(self) -> bool:
+        """Whether the folder has checkpoints."""
+        return self.folder is not None and (self.folder / POINTER).exists()
 
     def checkpoints(self, cases: list[Case]) -> dict[str, Checkpoint]:
         """The last whole set of checkpoints, by case; empty if there is none yet."""
@@ -375,6 +395,24 @@ class Store:
             for old in path.parent.glob("*checkpoint-*.npz*"):
                 if old != path:
                     old.unlink(missing_ok=True)
+
+
+def _empty(folder: Path) -> None:
+    """Removes what a training left there."""
+    (folder / POINTER).unlink(missing_ok=True)
+    files = [file for name in (LEDGER, SUMMARY, "checkpoint-*.npz") for file in folder.glob(f"*/{name}")]
+    for case in {file.parent for file in files}:
+        shutil.rmtree(case)
+
+
+def _set_caps(
+    ledger: PrivacyLedger, case: Case, everybody: float | None, single: dict[str, float], delta: float | None
+) -> None:
+    """Gives clients their caps in ρ, or in ε at δ. A run does not raise a cap that binds others, too."""
+    caps = dict.fromkeys(case.data.names, everybody) | single
+    for cap in {cap for cap in caps.values() if cap is not None}:
+        clients = [name for name in case.data.names if caps[name] == cap]
+        ledger.set_cap(clients, cap, case.config.protection.unit, dp_delta=delta, only_lower=True)
 
 
 def rounds_checkpointed(folder: Path) -> int:
@@ -412,15 +450,31 @@ def _require_free(folder: Path, experiment: Experiment, *, resume: bool, overwri
             f"{folder} holds the account of real releases (noise={stored.training.protection.noise!r}), which must not "
             "be forgotten. Choose another folder."
         )
+    else:
+        for account in folder.glob(f"*/{LEDGER}"):
+            if others := [run for run in _runs_in(account) if run != account.parent.name]:
+                raise BadInput(
+                    f"{account} is the account of other trainings, too ({', '.join(others)}), which must not be "
+                    "forgotten. Choose another folder."
+                )
 
 
 def _released_nothing(folder: Path, stored: Experiment) -> bool:
     """Whether a training with real noise ended before its first release: its accounts are there, and empty."""
     if not stored.ledger.keep or (folder / POINTER).exists():
         return False
-    accounts = list(folder.glob(f"*/{LEDGER}"))
-    for account in accounts:
-        with PrivacyLedger.open(account, must_exist=True) as ledger:  # who only reads leaves SQLite's log behind
-            if len(ledger):
-                return False
-    return bool(accounts)
+    if stored.ledger.file is None:
+        accounts = list(folder.glob(f"*/{LEDGER}"))
+        return bool(accounts) and not any(map(_runs_in, accounts))
+    runs = _runs_in(Path(stored.ledger.file))
+    return not any(run_in_ledger(stored, case) in runs for case in stored.mechanisms)  # one case where noise is real
+
+
+def _runs_in(account: Path) -> tuple[str, ...]:
+    with PrivacyLedger.open(account, must_exist=True) as ledger:  # who only reads leaves SQLite's log behind
+        return ledger.runs
+
+
+def ledger_path(folder: Path, experiment: Experiment, case: str) -> Path:
+    """The file of one case's account."""
+    return folder / case / LEDGER if experiment.ledger.file is None else Path(experiment.ledger.file)

@@ -33,6 +33,7 @@ def run_experiment(
     experiment: Experiment,
     *,
     folder: str | Path | None = None,
+    ledger: str | Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
     on_round: OnRound | None = None,
@@ -43,6 +44,8 @@ def run_experiment(
         experiment: What to train. For a model or data of your own, see `run_from_records`.
         folder: Where to keep everything, so that the training survives being killed; default: the experiment's, or
             nowhere.
+        ledger: File of the account to charge, in place of the experiment's: several trainings of the same clients add
+            up in one, and its caps bind them all. Default: each training's own, in its folder.
         resume: Go on from the last checkpoints in the folder; with simulated noise the end is the same bit for bit.
         overwrite: Put this training in place of a simulation that the folder holds.
         on_round: Called after every round with the records of all cases, by name.
@@ -51,7 +54,8 @@ def run_experiment(
         One run per mechanism, aggregation and seed.
 
     Raises:
-        BadInput: The folder may not be used, which is said before any work; or the experiment cannot be trained.
+        BadInput: The folder may not be used, which is said before any work; the experiment cannot be trained; or the
+            ledger is the account of other clients, or of another training of this name.
         MppflError: Another training is at work in the folder, or its ledger misses releases.
 
     Example:
@@ -63,6 +67,8 @@ def run_experiment(
         2
     """
     folder = folder if folder is not None else experiment.output.folder
+    if ledger is not None:
+        experiment = replace(experiment, ledger=replace(experiment.ledger, file=str(Path(ledger).absolute())))
     with storage(experiment, folder, resume=resume, overwrite=overwrite) as store:
         _require_device(experiment.training.device)
         from mppfl.training import require_trainable, train_many, training_key  # PyTorch, now that it is needed
@@ -71,12 +77,12 @@ def run_experiment(
         cases = prepare(experiment)
         model = model_of(experiment, cases[0].data)
         require_trainable(model, [case.arm() for case in cases])
-        store.begin(experiment)
-        ledgers = {case.name: store.ledger(case) for case in cases}
+        ledgers = store.begin(experiment, cases, model)
         before = store.checkpoints(cases)
         for case in cases:
             if case.name in before:
-                _require_whole(case.name, case.data, case.config, before[case.name].history, ledgers[case.name])
+                history = before[case.name].history
+                _require_whole(case.name, case.data, case.config, history, ledgers[case.name], case.run)
         arms = [case.arm(ledgers[case.name], before.get(case.name)) for case in cases]
         logs = {arm.name: Log(training_key(model, arm), arm.data.num_clients, arm.resume) for arm in arms}
         try:
@@ -94,8 +100,8 @@ def run_experiment(
         runs = []
         for case in cases:
             end, settings = logs[case.name].checkpoint(), case.experiment.as_dict()
-            parts = (case.solution, case.data, case.config, ledgers[case.name])
-            runs.append(_run(case.name, settings, *parts, end.history, end.weights, origin, case.notes))
+            parts = (case.solution, case.data, case.config, ledgers[case.name], end.history, end.weights, origin)
+            runs.append(_run(case.name, settings, *parts, case.notes, case.run))
         if store.folder is not None:
             for run in runs:
                 run.save(store.folder / run.name)
@@ -172,7 +178,7 @@ def run_from_records(
     started = datetime.now(UTC) - timedelta(seconds=float(history.rounds["seconds"].sum()))
     origin = provenance_here(config.device, started=started.isoformat(timespec="seconds"))
     parts = (solution, data, config, ledger, history, records[-1].weights, origin, solution.warnings)
-    return _run(name, settings, *parts)
+    return _run(name, settings, *parts, None)
 
 
 def _run(
@@ -186,10 +192,11 @@ def _run(
     weights: Array,
     origin: Provenance,
     notes: tuple[str, ...],
+    run: str | None,
 ) -> Run:
     outcome, game = _outcome(solution, history), solution.game
-    _require_whole(name, data, config, history, ledger)
-    accounts, account_notes = _accounts(data, config, history, ledger)
+    _require_whole(name, data, config, history, ledger, run)
+    accounts, account_notes = _accounts(data, config, history, ledger, run)
     spent = history.clients["spent"].sum(axis=0)
     return Run(
         name=name,
@@ -229,14 +236,15 @@ def _require_device(device: str) -> None:
 
 
 def _require_whole(
-    name: str, data: ClientData, config: TrainingConfig, history: History, ledger: PrivacyLedger
+    name: str, data: ClientData, config: TrainingConfig, history: History, ledger: PrivacyLedger, run: str | None
 ) -> None:
-    """Refuses a ledger that has less than was released: caps would not hold, and ε would be told too small."""
-    released, in_ledger = history.clients["participating"].sum(axis=0), set(ledger.clients)
+    """Refuses a ledger that has less than was released, in this run if it is named: caps would not hold, nor ε."""
+    released = history.clients["participating"].sum(axis=0)
+    in_ledger = set(ledger.clients if run in (None, *ledger.runs) else ())
     positions = {client: position for position, client in enumerate(data.names) if released[position]}
     missing = [client for client in positions if client not in in_ledger]
     if positions and not missing:
-        account = ledger.account(list(positions), config.protection.unit)
+        account = ledger.account(list(positions), config.protection.unit, run)
         here = [positions[client] for client in account.clients]
         spent = history.clients["spent"].sum(axis=0)[here]
         is_zcdp = config.protection.is_zcdp
@@ -250,9 +258,9 @@ def _require_whole(
 
 
 def _accounts(
-    data: ClientData, config: TrainingConfig, history: History, ledger: PrivacyLedger
+    data: ClientData, config: TrainingConfig, history: History, ledger: PrivacyLedger, run: str | None
 ) -> tuple[PrivacyAccounts, tuple[str, ...]]:
-    """What the ledger says of every client, and notes on it; a client that never released has spent nothing."""
+    """What the ledger says of every client over all its runs, and notes on it; who never released has spent nothing."""
     protection, delta = config.protection, config.protection.dp_delta
     in_ledger = set(ledger.clients)
     charged = np.array([name in in_ledger for name in data.names])
@@ -263,13 +271,18 @@ def _accounts(
         table[charged] = values
         return table
 
-    unit, method = protection.unit, protection.accounting
-    notes: tuple[str, ...] = ()
+    unit, method, notes = protection.unit, protection.accounting, []
+    if (needed := ledger.account(names, unit).accounting) != "exact":  # by the noise of all runs
+        method = needed
     try:
         epsilons = ledger.get_epsilon(names, delta, method, unit=unit)
     except TooManyHistories:
-        method, notes = "rdp", (BY_ORDERS,)
+        method, notes = "rdp", [BY_ORDERS]
         epsilons = ledger.get_epsilon(names, delta, method, unit=unit)
+    if run is not None and len(runs := ledger.runs) > 1:
+        alone = ledger.get_epsilon(names, delta, method, unit=unit, run=run) if run in runs else np.zeros(1)
+        of_all = f"ε and spent ρ are those of all {len(runs)} runs in {Path(ledger.path).name}"
+        notes.append(f"{of_all}; this one alone ends at ε = {alone.max():.4g}")
     accounts = PrivacyAccounts(
         unit=unit,
         adjacency=protection.adjacency or "replace_one",
@@ -280,4 +293,4 @@ def _accounts(
         spent=all_clients(ledger.spent(names, unit)),
         dp_epsilon=all_clients(epsilons),
     )
-    return accounts, notes
+    return accounts, tuple(notes)

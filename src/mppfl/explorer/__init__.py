@@ -6,8 +6,8 @@ from mppfl.exports import export_lazily
 
 if TYPE_CHECKING:
     from .callbacks import choices_of
-    from .client_view import client_facts, client_view, what_if
-    from .markup import facts, table, tag
+    from .client_view import ClientView, client_facts, client_view, what_if
+    from .markup import panel
     from .network_view import (
         MOST_CLIENTS,
         MOST_COMMUNITIES,
@@ -25,16 +25,7 @@ if TYPE_CHECKING:
     from .round_view import COMPARISON_CHARTS, ROUND_CHARTS, comparison, comparison_charts, round_charts
     from .run_view import RUN_CHARTS, RunReader, ledger_rows, progress, run_charts, run_view
     from .server import COOKIE, AccessControl, access_for, address_of, bind, cookie_for, make_app
-    from .state import (
-        READ_AS,
-        SHOWN,
-        Choices,
-        ViewState,
-        commands,
-        from_link,
-        to_link,
-        to_toml,
-    )
+    from .state import READ_AS, SHOWN, Choices, ViewState, commands, from_link, to_link, to_toml
     from .world import COLOURS, Memory, Scene, Site, World, require_quick, warm_up
 
 export_lazily(__name__)

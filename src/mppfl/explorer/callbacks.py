@@ -9,11 +9,11 @@ from typing import Any
 
 from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, html, no_update
 
-from mppfl.charts import Chart, in_words, to_plotly
+from mppfl.charts import for_page
 from mppfl.errors import BadInput, MppflError
 from mppfl.experiment import CONSTANTS
 from mppfl.explorer.client_view import ClientView, client_panel, client_view, what_if_panel
-from mppfl.explorer.network_view import elements, paint, stylesheet
+from mppfl.explorer.network_view import elements, paint
 from mppfl.explorer.page import OF_GAME, RANDOM, SLIDERS, as_levers, lever
 from mppfl.explorer.round_view import comparison, comparison_charts, comparison_table, round_charts, sentence, summary
 from mppfl.explorer.run_view import run_view
@@ -43,17 +43,17 @@ def answer(site: Site, choices: Choices, dark: bool) -> dict[str, Any]:
     alert = " ".join(map(sentence, scene.solution.warnings))
     said: dict[str, Any] = {"alert": alert, "summary": summary(scene)}
     if choices.view.tab == "rounds":
-        return said | {"plots": plots_of(round_charts(scene, choices.view.client), dark)}
+        return said | {"plots": [*map(for_page, round_charts(scene, choices.view.client))]}
     if picture is None:
         rows = comparison(site.world, choices)
-        texts = {"comparison-table": str(comparison_table(rows, choices.game.num_rounds))}
-        return said | {"texts": texts, "plots": plots_of(comparison_charts(rows), dark)}
+        texts = {"comparison-table": comparison_table(rows, choices.game.num_rounds)}
+        return said | {"texts": texts, "plots": [*map(for_page, comparison_charts(rows))]}
     view, error = _view_of(scene, choices.view.client)
     painted, legend = paint(picture, scene, choices.view.colour, view, dark)
     texts = {
-        "legend": str(legend),
-        "client-panel": str(client_panel(scene, view)),
-        "what-if": str(what_if_panel(scene, view, choices.view.other, choices.view.event)),
+        "legend": legend,
+        "client-panel": client_panel(scene, view),
+        "what-if": what_if_panel(scene, view, choices.view.other, choices.view.event),
     }
     return said | {"alert": f"{error} {alert}".strip(), "texts": texts, "paint": painted}
 
@@ -66,13 +66,6 @@ def _view_of(scene: Scene, name: str) -> tuple[ClientView | None, str]:
         return client_view(scene, scene.solution.game.graph.index(name.strip())), ""
     except BadInput as error:
         return None, str(error)
-
-
-def plots_of(charts: Sequence[Chart], dark: bool) -> list[dict[str, Any]]:
-    """What explorer.js draws, each into its frame, with the alt text of each."""
-    return [
-        {"key": chart.key, "note": chart.note, "words": in_words(chart), **to_plotly(chart, dark)} for chart in charts
-    ]
 
 
 def drawn(site: Site, choices: Choices) -> tuple[Any, Any, Any, str]:
@@ -204,16 +197,14 @@ def connect(app: Dash, site: Site) -> None:
         Input("clock", "n_intervals"),
         Input(lever("runs"), "value"),
         Input("clock", "disabled"),
-        Input("theme", "data"),
         State("followed", "data"),
     )
-    def follow(_: int | None, runs: list[str] | None, asleep: bool, theme: str | None, seen: str | None) -> list[Any]:
+    def follow(_: int | None, runs: list[str] | None, asleep: bool, seen: str | None) -> list[Any]:
         """The runs chosen, read again while the tab is open; nothing is sent where nothing changed."""
-        dark = theme == "dark"
-        view = None if asleep or site.runs is None else run_view(site.runs, runs or (), dark, seen)
+        view = None if asleep or site.runs is None else run_view(site.runs, runs or (), seen)
         if view is None:
             return [no_update] * 3
-        plots = {"tab": "run", "sequence": None, "charts": plots_of(view.charts, dark)}
+        plots = {"tab": "run", "sequence": None, "charts": [*map(for_page, view.charts)]}
         return [{"texts": view.texts, "plots": plots}, view.options, view.seen]
 
     @app.callback(
@@ -235,10 +226,6 @@ def connect(app: Dash, site: Site) -> None:
     )
     def of_preset(_: int | None, name: Any) -> list[Any]:
         return list(constants_of(GameSpec(preset=name)).values())
-
-    @app.callback(Output("graph", "stylesheet"), Input("theme", "data"))
-    def themed(theme: str | None) -> Any:
-        return stylesheet(theme or "light")
 
 
 def _in_the_browser(app: Dash) -> None:
@@ -264,7 +251,8 @@ def _in_the_browser(app: Dash) -> None:
         run(function, [shared("applied", "data")], [Input(store, "data")], later=True)
     run("copied", [Output("copy", "children")], [Input("copy", "n_clicks")])
     run("theme", themes, [Input("theme-button", "n_clicks")])
+    run("stylesheet", [Output("graph", "stylesheet")], [Input("theme", "data")])
     run("shown", [Output("clock", "disabled")], shown)
-    words = {f"value-{slider.field}": slider.field for slider in SLIDERS} | {"round-words": "round_shown"}
+    words = {f"value-{name}": name for name in SLIDERS} | {"round-words": "round_shown"}
     for place, name in words.items():
         run("words", [Output(place, "children")], [Input(lever(name), "value")])

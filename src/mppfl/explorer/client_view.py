@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from markupsafe import Markup
 
 from mppfl.arrays import Array
 from mppfl.errors import BadInput
-from mppfl.explorer.markup import facts, table, tag
+from mppfl.explorer.markup import panel
 from mppfl.explorer.state import EVENTS
 from mppfl.explorer.world import Scene, figures_of
 from mppfl.game import equilibrium_at, welfare
@@ -112,51 +111,28 @@ def client_facts(scene: Scene, client: int) -> dict[str, float]:
     }
 
 
-def client_panel(scene: Scene, view: ClientView | None) -> Markup:
+def client_panel(scene: Scene, view: ClientView | None) -> str:
     """What is known of the chosen client in the round shown; nothing where none is chosen."""
     if view is None:
-        return Markup()
-    parts = [
-        tag("h3", f"Client {view.name}, round {scene.round_index}"),
-        facts((name, number(value)) for name, value in client_facts(scene, view.client).items()),
-        tag("h3", "Who exposes it"),
-    ]
-    if not view.terms:
-        return Markup().join([*parts, tag("p", "Nobody exposes it.")])
-    total = sum(view.by_hop)
-    hops = [[f"{hop} edge{'s' * (hop > 1)}", number(amount)] for hop, amount in enumerate(view.by_hop, start=1)]
-    rows = [[source, str(hop), number(amount), f"{100 * amount / total:.1f} %"] for source, hop, amount in view.terms]
-    left_out = number(total - sum(amount for *_, amount in view.terms))
-    more = f"{len(rows)} largest terms from {view.num_sources:,} sources; the others add up to {left_out}"
-    parts += [
-        table(["over", "external risk (ρ)"], hops, "By hop"),
-        table(["source", "edges", "external risk (ρ)", "share"], rows, "By source"),
-        tag("p", more, class_="soft"),
-    ]
-    return Markup().join(parts)
+        return ""
+    return panel("client", view=view, facts=client_facts(scene, view.client), round_index=scene.round_index)
 
 
-def what_if_panel(scene: Scene, view: ClientView | None, other: str, event: str) -> Markup:
+def what_if_panel(scene: Scene, view: ClientView | None, other: str, event: str) -> str:
     """Before and after for the chosen client, when the other leaves or doubles its budget."""
     if view is None or not other.strip():
-        return tag("p", "Choose two clients: the one you look at, and the one who moves.", class_="soft")
+        return panel("what_if")
     try:
         after, settled = what_if(scene, view.client, scene.solution.game.graph.index(other.strip()), event)
     except BadInput as error:
-        return tag("p", str(error), class_="wrong")
-
+        return panel("what_if", error=str(error))
     client, before = view.client, scene.figures
     rows = [_moved(words, before[name][client], after[name][client]) for name, words in UNITS.items()]
     rows.append(_moved("all: external risk (ρ)", before["external_risk"].sum(), after["external_risk"].sum()))
     parts = ([figures[name] for name in ("price", "budget", "privacy_loss")] for figures in (before, after))
     rows.append(_moved("all: welfare (money)", *(welfare(scene.solution.game, *of_all) for of_all in parts)))
-    how = (
-        "The others settle anew at the same prices."
-        if settled
-        else "These clients do not answer each other: budgets of the others stay, exposure changes."
-    )
     caption = f"Client {view.name} when {other.strip()} {'leaves' if event == 'leaves' else 'doubles its budget'}"
-    return table(["what", "before", "after", "change"], rows, caption) + tag("p", how, class_="soft")
+    return panel("what_if", rows=rows, caption=caption, settled=settled)
 
 
 def _moved(words: str, old: float, new: float) -> list[str]:

@@ -1,25 +1,29 @@
-"""Parts of the page as HTML text, every word escaped: far faster to show than thousands of Dash components."""
+"""Parts of the page as HTML text, from templates that escape every word: far faster than thousands of components."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
 
-from markupsafe import Markup, escape
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
-
-def tag(name: str, *inside: str, **attributes: str) -> Markup:
-    """An element; what is inside is escaped unless it is Markup. `class_` is the attribute class."""
-    given = "".join(f' {key.rstrip("_")}="{escape(value)}"' for key, value in attributes.items())
-    return Markup(f"<{name}{given}>{Markup().join(inside)}</{name}>")
+from mppfl.text import number
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> Markup:
-    """A table whose first column names its rows."""
-    head = tag("tr", *(tag("th", text, scope="col") for text in heads))
-    body = [tag("tr", *(tag("td", text) for text in row)) for row in rows]
-    return tag("table", tag("caption", caption), tag("thead", head), tag("tbody", *body))
+@cache
+def template(name: str) -> Template:
+    """A template of the explorer."""
+    loader = PackageLoader("mppfl.explorer")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters |= {"number": number, "options": _options}
+    return environment.get_template(name)
 
 
-def facts(pairs: Iterable[tuple[str, str]]) -> Markup:
-    """Names and values, line by line."""
-    return tag("dl", *(tag("dt", name) + tag("dd", value) for name, value in pairs), class_="facts")
+def _options(names: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"label": label, "value": name} for name, label in names.items()]
+
+
+def panel(name: str, /, **values: Any) -> str:
+    """A part of the page: a macro of templates/panels.html.j2, filled in."""
+    return str(getattr(template("panels.html.j2").module, name)(**values))

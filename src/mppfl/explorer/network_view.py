@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
-from markupsafe import Markup
 
 from mppfl.arrays import Array, IntArray
 from mppfl.charts import VIRIDIS, cut, mixed_colours, nice_ticks
 from mppfl.errors import BadInput
-from mppfl.explorer.markup import tag
+from mppfl.explorer.markup import panel
 from mppfl.network import SocialGraph, SparseMatrix, communities_of_edges
 from mppfl.text import plainly
 
@@ -29,7 +28,6 @@ FEW_LINKS, LINKS_EACH = 600, 5  # of fewer clients: at least so many lines, and 
 MOST_COMMUNITIES, MOST_COMMUNITY_LINKS = 150, 600
 MOST_NAMED, COMMUNITIES_NAMED = 60, 24  # nodes that have their names beside them: all clients or none; the largest
 OTHERS = "others"
-EDGES_AT_ONCE = 1 << 21  # edges counted together: what is needed for that fits in 100 MB
 
 
 class Lines(NamedTuple):
@@ -230,17 +228,11 @@ def _parts(labels: IntArray) -> list[IntArray]:
 
 def influence_between(graph: SocialGraph, place: IntArray, count: int) -> SparseMatrix:
     """Influence between groups: entry (i, j) sums that of members of j on members of i. `place` −1: in no group."""
-    influence = graph.influence
-    total = np.zeros(count * count)
-    rows = np.searchsorted(influence.indptr, np.arange(0, influence.nnz + EDGES_AT_ONCE, EDGES_AT_ONCE), side="left")
-    for start, end in zip(rows[:-1].tolist(), np.minimum(rows[1:], graph.num_clients).tolist(), strict=True):
-        edges = slice(int(influence.indptr[start]), int(influence.indptr[end]))
-        target = np.repeat(place[start:end], np.diff(influence.indptr[start : end + 1]))
-        source = place[influence.indices[edges]]
-        counted = (target >= 0) & (source >= 0) & (target != source)
-        key = target[counted].astype(np.int64) * count + source[counted]
-        total += np.bincount(key, influence.data[edges][counted], count * count)
-    return sp.csr_array(total.reshape(count, count))
+    grouped = np.flatnonzero(place >= 0)
+    member = sp.csr_array((np.ones(len(grouped)), (grouped, place[grouped])), shape=(len(place), count))
+    between = (member.T @ (graph.influence @ member)).toarray()
+    np.fill_diagonal(between, 0.0)
+    return sp.csr_array(between)
 
 
 def strongest_lines(influence: SparseMatrix, most: int) -> tuple[Lines, int]:
@@ -249,28 +241,15 @@ def strongest_lines(influence: SparseMatrix, most: int) -> tuple[Lines, int]:
     The strongest of each node come before all others, so that no connected node looks isolated.
     """
     both = sp.triu(influence + influence.T, k=1).tocoo()
-    count = both.nnz
-    kept: IntArray = np.arange(count)
-    if count > most:
-        strongest = np.zeros(influence.shape[0])
-        np.maximum.at(strongest, both.row, both.data)
-        np.maximum.at(strongest, both.col, both.data)
-        needed = (both.data == strongest[both.row]) | (both.data == strongest[both.col])
-        # Where all weigh the same, every line is its ends' strongest: one for each node will do.
-        first = np.flatnonzero(needed)
-        if len(first) > most:
-            once = [np.unique(ends[first], return_index=True)[1] for ends in (both.row, both.col)]
-            first = first[np.unique(np.concatenate(once))]
-        rest = np.ones(count, dtype=np.bool_)
-        rest[first] = False
-        others = np.flatnonzero(rest)
-        more = max(0, most - len(first))
-        others = others[np.argpartition(-both.data[others], more)[:more]] if 0 < more < len(others) else others[:more]
-        kept = np.sort(np.concatenate([first, others]))
-    kept = kept[np.argsort(-both.data[kept], kind="stable")]
+    kept = np.argsort(-both.data, kind="stable")
+    if both.nnz > most:
+        ends = np.stack([both.row[kept], both.col[kept]], axis=1).ravel()
+        first = np.unique(np.unique(ends, return_index=True)[1] // 2)  # of each node
+        others = np.setdiff1d(np.arange(both.nnz), first)[: max(0, most - len(first))]
+        kept = kept[np.union1d(first, others)]
     rows, columns = both.row[kept].astype(np.int64), both.col[kept].astype(np.int64)
     turned = _entries(influence, columns, rows) > _entries(influence, rows, columns)  # column j exposes row i
-    return Lines(np.where(turned, rows, columns), np.where(turned, columns, rows), both.data[kept]), count
+    return Lines(np.where(turned, rows, columns), np.where(turned, columns, rows), both.data[kept]), both.nnz
 
 
 def _entries(matrix: SparseMatrix, rows: IntArray, columns: IntArray) -> Array:
@@ -380,7 +359,7 @@ def _colours(values: Array, low: float, high: float, dark: bool, diverging: bool
 
 def paint(
     picture: Picture, scene: Scene, colour: str, view: ClientView | None, dark: bool
-) -> tuple[dict[str, Any], Markup]:
+) -> tuple[dict[str, Any], str]:
     """Colours of what is drawn, in its order, the chosen client, those who expose it and the walks; and the legend."""
     values, words = scene.coloured_by(colour)
     colours, scale = node_paint(node_values(picture, values), dark, diverging=colour == "utility")
@@ -396,42 +375,4 @@ def paint(
         painted["sources"] = sorted({int(node_of[source]) for source in view.sources} - {-1, chosen})
         # Of a walk between communities, without the steps that stay in one.
         painted["walks"] = [[node for node, _ in groupby(walk)] for walk in walks if min(walk) >= 0]
-    return painted, _legend(scale, words)
-
-
-def _legend(scale: Scale, words: str) -> Markup:
-    ticks = [tag("span", text, style=f"left:{position:g}%") for position, text in scale.ticks]
-    parts = [
-        tag("div", words),
-        tag("div", class_="bar", style=f"background:{scale.gradient}"),
-        tag("div", *ticks, class_="ticks"),
-    ]
-    if scale.num_unknown:
-        parts.append(tag("div", f"grey: {scale.num_unknown:,} not known or without limit"))
-    return Markup().join(parts)
-
-
-def stylesheet(theme: str) -> list[dict[str, Any]]:
-    """How nodes and edges look, by Cytoscape's selectors; assets/explorer.js gives the classes, `paint` the colours."""
-    light = theme == "light"
-    ink, line, border = ("#1d2226", "#9aa3ab", "#6d757c") if light else ("#e8e6e1", "#59636c", "#98a1a9")
-    strong = "#d55e00" if light else "#f0813d"
-    label = {"color": ink, "font-size": 17, "min-zoomed-font-size": 8, "text-valign": "top", "text-margin-y": -2}
-    walk = {"target-arrow-shape": "triangle", "target-arrow-color": strong, "line-color": strong, "z-index": 9}
-    haystack = {"curve-style": "haystack", "haystack-radius": 0, "width": 1, "line-color": line, "opacity": 0.35}
-    styles: dict[str, dict[str, Any]] = {
-        "node": {"width": 16, "height": 16, "background-color": line, "border-width": 1, "border-color": border},
-        "node[paint]": {"background-color": "data(paint)"},
-        "node[diameter]": {"width": "data(diameter)", "height": "data(diameter)"},
-        "node[label]": label,
-        "node.named": {"label": "data(label)"},
-        "edge": haystack,
-        "edge.w2": {"width": 1.3, "opacity": 0.45},
-        "edge.w3": {"width": 1.8, "opacity": 0.55},
-        "edge.w4": {"width": 2.6, "opacity": 0.7},
-        "edge.dense": {"opacity": 0.13, "width": 1},
-        "node.source": {"border-width": 3, "border-color": strong, "label": "data(label)"},
-        "node.chosen": {"border-width": 5, "border-color": strong, "label": "data(label)", "font-weight": "bold"},
-        "edge.walk": {"curve-style": "straight", "width": 3, "opacity": 0.95, **walk},
-    }
-    return [{"selector": selector, "style": style} for selector, style in styles.items()]
+    return painted, panel("legend", scale=scale, words=words)

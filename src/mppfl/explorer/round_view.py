@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from markupsafe import Markup
 
 from mppfl.arrays import Array, IntArray
 from mppfl.charts import ROUNDS, Axis, Bars, Chart, Line, mechanism_chart
 from mppfl.errors import BadInput, UnknownClient
 from mppfl.experiment import mechanism_of
-from mppfl.explorer.markup import table
+from mppfl.explorer.markup import panel
 from mppfl.explorer.state import Choices
 from mppfl.explorer.world import Scene, World, game_key
 from mppfl.game import COMPARED, Row, compare
@@ -204,8 +203,7 @@ def comparison(world: World, choices: Choices) -> tuple[Row, ...]:
         return tuple(compare(world.game(spec), functions, num_rounds=spec.num_rounds, seed=spec.seed, **rule))
 
     key = (game_key(spec), spec.num_rounds, spec.fixed_budget, spec.participation, spec.against)
-    rows: tuple[Row, ...] = world.remembered("comparison", key, make)
-    return rows
+    return world.remembered("comparison", key, make)
 
 
 def comparison_charts(rows: Sequence[Row]) -> tuple[Chart, ...]:
@@ -232,7 +230,7 @@ def _value(row: Row | None, measure: Measure) -> float:
     return float("nan") if value is None else float(value) * measure.factor
 
 
-def comparison_table(rows: Sequence[Row], num_rounds: int) -> Markup:
+def comparison_table(rows: Sequence[Row], num_rounds: int) -> str:
     """The rows as a table, summed over so many rounds."""
     heads = ["mechanism", "reward", *(f"{measure.quantity} ({measure.unit})" for measure in MEASURES)]
     cells = [
@@ -244,7 +242,7 @@ def comparison_table(rows: Sequence[Row], num_rounds: int) -> Markup:
         ]
         for row in rows
     ]
-    return table(heads, cells, f"Sums over {num_rounds} rounds")
+    return panel("table", heads=heads, rows=cells, caption=f"Sums over {num_rounds} rounds")
 
 
 def sentence(text: str) -> str:

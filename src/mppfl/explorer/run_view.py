@@ -6,21 +6,20 @@ Only what `RunReader.list` lists can be read: a name is a path inside the folder
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from markupsafe import Markup
 
 from mppfl.arrays import Array
 from mppfl.charts import ROUNDS, Axis, Chart, Line, slots_of
 from mppfl.errors import BadFile, BadInput, MppflError
 from mppfl.experiment import EXPERIMENT, POINTER, SUMMARY, LiveAccounts, LiveRun, is_run, marks_of, read_live
-from mppfl.explorer.markup import table, tag
+from mppfl.explorer.markup import panel
 from mppfl.explorer.round_view import SHARES, sorted_chart
+from mppfl.explorer.world import Memory
 from mppfl.text import UNKNOWN, delta, epsilon, number
 
 DEEPEST = 3  # folders below the one given in which runs are looked for
@@ -40,8 +39,7 @@ class RunReader:
 
     def __init__(self, folder: Path) -> None:
         self.folder = _root(folder)
-        self._lock = threading.Lock()
-        self._runs: dict[str, LiveRun] = {}  # the one read last at the end
+        self._runs = Memory(MOST_KEPT)
 
     def list(self) -> dict[str, bool]:
         """Whether each run is finished, by name: the folder itself if it is one, and those inside it."""
@@ -52,15 +50,8 @@ class RunReader:
         """How the run of this name stands now; the same object as before where nothing changed."""
         if not _may_be_read(self.folder, name):
             raise BadInput(f"run {name[:80]!r} is not one of those in the folder. Choose one from the list.")
-        with self._lock:
-            run = self._runs.pop(name, None)
-        if run is None or run.marks != marks_of(self.folder / name):
-            run = read_live(self.folder / name)
-        with self._lock:
-            self._runs[name] = run
-            while len(self._runs) > MOST_KEPT:
-                del self._runs[next(iter(self._runs))]
-        return run
+        folder = self.folder / name
+        return self._runs.get((name, marks_of(folder)), lambda: read_live(folder))
 
 
 def _root(folder: Path) -> Path:
@@ -163,7 +154,7 @@ def _epsilons(runs: Runs, slots: Mapping[str, int]) -> Chart:
 
 def _remaining_caps(runs: Runs, slots: Mapping[str, int]) -> Chart:
     """ρ that every client may still spend before its cap."""
-    groups = _accounts(runs, slots, lambda accounts: np.where(np.isinf(accounts.cap), np.nan, accounts.remaining))
+    groups = _accounts(runs, slots, lambda spent: np.where(np.isinf(spent.remaining), np.nan, spent.remaining))
     capped = any(np.isfinite(values).any() for _, _, values in groups.values())
     axis = Axis("remaining", "ρ of zCDP")
     title, note = "What each client may still spend", "" if capped or not groups else "no client has a cap"
@@ -224,7 +215,7 @@ class RunView(NamedTuple):
     seen: str
 
 
-def run_view(reader: RunReader, names: Sequence[str], dark: bool, seen: str | None) -> RunView | None:
+def run_view(reader: RunReader, names: Sequence[str], seen: str | None) -> RunView | None:
     """State of the selected runs, or None if nothing changed since `seen`."""
     runs: dict[str, LiveRun] = {}
     errors: list[str] = []
@@ -237,25 +228,22 @@ def run_view(reader: RunReader, names: Sequence[str], dark: bool, seen: str | No
             runs[name] = reader.read(name)
         except BadInput as error:  # BadFile is one
             errors.append(str(error))
-    now = repr((listed, [(name, run.marks) for name, run in runs.items()], errors, dark))
+    now = repr((listed, [(name, run.marks) for name, run in runs.items()], errors))
     if now == seen:
         return None
-    ledger = "".join(_ledger_table(name, run) for name, run in runs.items())
-    texts = {"run-status": str(_status(runs, errors)), "ledger": ledger}
+    ledger = "".join(panel("ledger", name=name, run=run, rows=ledger_rows(run)) for name, run in runs.items())
+    texts = {"run-status": _status(runs, errors), "ledger": ledger}
     return RunView(texts, listed, run_charts(runs) if runs else (), now)
 
 
-def _status(runs: Runs, errors: Sequence[str]) -> Markup:
-    lines = [
-        tag("li", tag("b", name), f": {'; '.join(filter(None, (f'{run.mechanism}, {progress(run)}', run.guarantee)))}")
-        for name, run in runs.items()
-    ]
+def _status(runs: Runs, errors: Sequence[str]) -> str:
+    lines: dict[str, str] = {}
     notes: dict[str, list[str]] = {}
     for name, run in runs.items():
+        lines[name] = "; ".join(filter(None, (f"{run.mechanism}, {progress(run)}", run.guarantee)))
         for note in run.notes:
             notes.setdefault(note, []).append(name)
-    told = [tag("p", f"{', '.join(names)}: {note}", class_="soft") for note, names in notes.items()]
-    return Markup().join([tag("ul", *lines, class_="status"), *told, *(tag("p", e, class_="wrong") for e in errors)])
+    return panel("status", lines=lines, notes=notes, errors=errors)
 
 
 def progress(run: LiveRun) -> str:
@@ -282,11 +270,3 @@ def ledger_rows(run: LiveRun) -> list[list[str]]:
         ]
         for client in np.argsort(-accounts.spent, kind="stable")[:MOST_LINES].tolist()
     ]
-
-
-def _ledger_table(name: str, run: LiveRun) -> Markup:
-    rows, heading = ledger_rows(run), f"ε at δ = {run.dp_delta:g}"
-    if not rows:
-        return tag("p", f"{name}: no account is known yet.", class_="soft")
-    heads = ["client", "spent (ρ)", heading, "cap (ρ)", "remaining (ρ)", "rounds"]
-    return table(heads, rows, f"{name}, a {run.unit}'s privacy")

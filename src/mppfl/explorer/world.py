@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from mppfl.experiment import clients_of, constant, game_on, network_of, propagat
 from mppfl.explorer.network_view import CommunityTree, Picture, draw
 from mppfl.explorer.state import Choices, ViewState, constants_of, num_clients_of
 from mppfl.game import MECHANISMS, Game, LossOperator, Solution, privacy_cost, privacy_loss, utility
-from mppfl.network import Propagation, SocialGraph
+from mppfl.network import SocialGraph
 from mppfl.spec import GameSpec
 
 if TYPE_CHECKING:
@@ -42,29 +42,19 @@ RULES: tuple[dict[str, Any], ...] = (
     {"participation": "rational", "against": "nothing"},
 )
 QUICK_WHEN_HUGE = ("mppfl", "mppfl_exact", "social_agnostic")  # budgets of all rounds on one line
-REMEMBERED = {  # values of each kind that are kept: of small networks, and of large ones
-    "graph": (8, 8),
-    "names": (8, 8),
-    "tree": (16, 16),
-    "picture": (64, 64),
-    "propagation": (16, 4),
-    "loss": (32, 4),
-    "game": (64, 8),
-    "solution": (64, 8),
-    "scene": (64, 4),
-    "comparison": (64, 64),
-}
+KEPT = {"graph": 8, "names": 8, "tree": 16, "propagation": 16, "loss": 32}  # values of a kind; of the others,
+MANY, FEW = 64, 4  # and of each kind on large networks
 
 Value = TypeVar("Value")
 
 
-class Memory(Generic[Value]):
+class Memory:
     """Values by key, the least recently used forgotten first; each is made once, however many threads ask for it."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._guard = Lock()
-        self._slots: OrderedDict[Hashable, Future[Value]] = OrderedDict()
+        self._slots: OrderedDict[Hashable, Future[Any]] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
         """The value of the key, made now if it is not kept; what `make` raises is raised, and not remembered."""
@@ -82,7 +72,8 @@ class Memory(Generic[Value]):
                     if self._slots.get(key) is slot:
                         del self._slots[key]
                 slot.set_exception(error)
-        return slot.result()
+        value: Value = slot.result()
+        return value
 
 
 class World:
@@ -98,13 +89,12 @@ class World:
     ) -> None:
         self._given, self._graph = given or GameSpec(), graph
         self._files = (*files, self._given.graph)
-        self._memories: dict[tuple[str, bool], Memory[Any]] = {
-            (kind, large): Memory(most[large]) for kind, most in REMEMBERED.items() for large in (False, True)
-        }
+        self._memories: dict[tuple[str, bool], Memory] = {}
 
-    def remembered(self, kind: str, key: Hashable, make: Callable[[], Any], *, large: bool = False) -> Any:
-        """A value of one of the kinds in `REMEMBERED`, made where it is not kept."""
-        return self._memories[kind, large].get(key, make)
+    def remembered(self, kind: str, key: Hashable, make: Callable[[], Value], *, large: bool = False) -> Value:
+        """A value of a kind, made where it is not kept; of large networks few are."""
+        memory = self._memories.setdefault((kind, large), Memory(FEW if large else KEPT.get(kind, MANY)))
+        return memory.get(key, make)
 
     def require_files(self, game: GameSpec) -> None:
         """Raises where a file is not offered here: a link must not read any other, and outlives its server."""
@@ -119,21 +109,19 @@ class World:
         if self._graph is not None and graph_key(game) == graph_key(self._given):
             return self._graph
         self.require_files(game)
-        graph: SocialGraph = self.remembered("graph", graph_key(game), lambda: network_of(game))
-        return graph
+        return self.remembered("graph", graph_key(game), lambda: network_of(game))
 
     def names(self, game: GameSpec) -> tuple[str, ...]:
         """Everybody's name, in the order of the network."""
         graph = self.graph(game)
         size = graph.num_clients
-        return graph.names or tuple(self.remembered("names", size, lambda: tuple(map(str, range(size)))))
+        return graph.names or self.remembered("names", size, lambda: tuple(map(str, range(size))))
 
     def picture(self, choices: Choices) -> Picture:
         """The drawing of the network, with the communities opened that the choices say."""
         graph, key, opened = self.graph(choices.game), graph_key(choices.game), choices.view.opened
-        tree: CommunityTree = self.remembered("tree", key, lambda: CommunityTree(graph))
-        picture: Picture = self.remembered("picture", (key, opened), lambda: draw(tree, opened))
-        return picture
+        tree = self.remembered("tree", key, lambda: CommunityTree(graph))
+        return self.remembered("picture", (key, opened), lambda: draw(tree, opened))
 
     def game(self, spec: GameSpec) -> Game:
         """The game, on a network whose walks and factors are kept from one lever to the next."""
@@ -143,7 +131,7 @@ class World:
         key = (graph_key(spec), constant(spec, "max_hops"), constant(spec, "hop_decay"), spec.diagonal)
 
         def make() -> Game:
-            walks: Propagation = self.remembered("propagation", key, lambda: propagation_of(spec, graph), large=large)
+            walks = self.remembered("propagation", key, lambda: propagation_of(spec, graph), large=large)
             game = game_on(spec, walks, graph, clients_of(spec, graph))
             # What was factorised serves every τ, preset and bound.
             vars(game)["loss"] = self.remembered(
@@ -151,20 +139,19 @@ class World:
             )
             return game
 
-        game: Game = self.remembered("game", game_key(spec), make, large=large)
-        return game
+        return self.remembered("game", game_key(spec), make, large=large)
 
     def solution(self, choices: Choices) -> Solution:
         """Prices and budgets of every round; refuses what would take minutes on a huge network."""
         spec, mechanism = choices.game, choices.view.mechanism
         size = self.graph(spec).num_clients
         require_quick(choices, size)
-
-        def make() -> Solution:
-            return solve_all(spec, [mechanism], self.game(spec))[mechanism]
-
-        solution: Solution = self.remembered("solution", solution_key(choices), make, large=size > LARGE)
-        return solution
+        return self.remembered(
+            "solution",
+            solution_key(choices),
+            lambda: solve_all(spec, [mechanism], self.game(spec))[mechanism],
+            large=size > LARGE,
+        )
 
     def scene(self, choices: Choices) -> Scene:
         """The solved game in the round shown; the last round where there are fewer."""
@@ -176,8 +163,7 @@ class World:
             return Scene(solution, round_index, names, figures_of(solution.game, terms.prices, terms.budgets))
 
         key = (solution_key(choices), round_index)
-        scene: Scene = self.remembered("scene", key, make, large=len(names) > LARGE)
-        return scene
+        return self.remembered("scene", key, make, large=len(names) > LARGE)
 
 
 @dataclass(frozen=True, slots=True)

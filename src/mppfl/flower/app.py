@@ -52,6 +52,9 @@ def deployed_experiment(path: str | Path) -> Experiment:
     for name in ("mechanisms", "seeds", "aggregations"):
         if (listed := len(getattr(experiment, name))) > 1:
             raise BadInput(f"{path}: a deployment is one training, and {name} lists {listed}. Keep one of them.")
+    for name in ("file", "epsilon_cap", "epsilon_caps"):
+        if getattr(experiment.ledger, name):
+            raise BadInput(f"{path}: nodes keep ledgers of their own with caps in ρ. Leave ledger.{name} out.")
     return experiment
 
 

@@ -7,7 +7,7 @@ from mppfl.exports import export_lazily
 if TYPE_CHECKING:
     from .clients import PRESETS, draw_clients, preset, read_clients
     from .compare import COMPARED, Comparison, Convention, Row, Summary, compare, summarise, sweep
-    from .convex import personal_budgets
+    from .convex import personal_budgets, pigouvian_weights
     from .device import DeviceLoss, solution_bytes
     from .equilibrium import (
         PATH_BELOW,
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         response_path,
     )
     from .key_players import SETTLE, budgets_after_leaving, exposure_imposed, exposure_relief, harm_imposed, key_players
-    from .leader import Answers, budgets_along, choose_rates, cost_of, noise_aware_cost, pigouvian_weights
+    from .leader import Answers, budgets_along, choose_rates, cost_of, noise_aware_cost
     from .loss import LossOperator
     from .mechanisms import (
         MECHANISMS,

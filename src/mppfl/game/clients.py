@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +12,7 @@ import numpy as np
 
 from mppfl.arrays import Array, IntArray, require_generator
 from mppfl.errors import BadFile, BadInput, UnknownClient
-from mppfl.game.model import LARGEST, Clients, wanted_number
+from mppfl.game.model import Clients, wanted_of
 from mppfl.network import SocialGraph
 from mppfl.text import joined_names, nearest
 
@@ -114,16 +115,12 @@ def read_clients(path: str | Path, graph: SocialGraph) -> Clients:
 
 
 def _read_rows(reader: Any, name: str, graph: SocialGraph) -> Clients:
-    hash_names = {client for client in graph.names or () if client.startswith("#")}
-    filled = (row for row in reader if any(field.strip() for field in row))
-    first: list[str] = next((row for row in filled if not _is_comment(row, set())), [])
-    header = [field.strip() for field in first]
+    rows = _rows(reader, {client for client in graph.names or () if client.startswith("#")})
+    header = [field.strip() for field in next(rows, [])]
     _check_header(header, f"{name}, line {reader.line_num}" if header else name)
     values = {column: np.full(graph.num_clients, np.nan) for column in header if column != "name"}
     line_of = np.zeros(graph.num_clients, dtype=np.int64)  # 0 for none
-    for row in filled:
-        if _is_comment(row, hash_names):
-            continue
+    for row in rows:
         place = f"{name}, line {reader.line_num}"
         if len(row) != len(header):
             raise BadFile(f"{place}: {len(row)} fields where the header has {len(header)}. Complete the line.")
@@ -144,8 +141,13 @@ def _read_rows(reader: Any, name: str, graph: SocialGraph) -> Clients:
     return Clients(**values)
 
 
-def _is_comment(row: list[str], hash_names: set[str]) -> bool:
-    return row[0].lstrip().startswith("#") and row[0].strip() not in hash_names
+def _rows(reader: Any, hash_names: set[str]) -> Iterator[list[str]]:
+    """Rows that hold something, without comments; below the header, clients may be called like one."""
+    names: set[str] = set()
+    for row in reader:
+        if any(field.strip() for field in row) and (row[0].strip()[:1] != "#" or row[0].strip() in names):
+            yield row
+            names = hash_names
 
 
 def _require_all_in_order(values: dict[str, Array], line_of: IntArray, name: str, graph: SocialGraph) -> None:
@@ -186,14 +188,8 @@ def _number(text: str, column: str, place: str) -> float:
         value = float(text) if text.isascii() and "_" not in text else np.nan  # float takes 1_0 for 10
     except ValueError:
         value = np.nan
-    has_no_limit = column == "budget_max"
-    wanted, holds = wanted_number(column, value)
-    if not (holds or (has_no_limit and value == np.inf)):
-        shown = repr(text.strip()[:40]) if text.strip() else "nothing"
-        raise BadFile(f"{place} is {shown}; it must be {wanted}{', or inf' * has_no_limit}.")
-    if not has_no_limit and value and not 1 / LARGEST <= value <= LARGEST:
-        raise BadFile(
-            f"{place} is {value:g}, too extreme to compute with. Choose other units: what is not 0 must lie between "
-            f"{1 / LARGEST:g} and {LARGEST:g}."
-        )
+    for wanted, holds in wanted_of(column, np.float64(value)):
+        if not holds:
+            shown = repr(text.strip()[:40]) if text.strip() else "nothing"
+            raise BadFile(f"{place} is {shown}; it must be {wanted}.")
     return value

@@ -180,13 +180,14 @@ class _Play:
         plans: dict[str, Plan] = {}  # of those that serve both conventions
         rows = []
         for convention, (name, record) in product(self.conventions, self.records.items()):
-            if convention == "common" and record.only_rate_differs:
+            is_common = convention == "common"
+            if is_common and record.only_rate_differs:
                 continue
-            if convention == "common" and record.has_rate and common is None:
+            if is_common and record.has_rate and common is None:
                 common = MECHANISMS["mppfl"](game, self.horizon).reward_rates
-            rates = common if convention == "common" and record.has_rate else None
+            faced = replace(own, reward_rates=common if is_common and record.has_rate else None)
             try:
-                plan = plans.get(name) or record(game, replace(own, reward_rates=rates))
+                plan = plans.get(name) or record(game, faced)
             except NoEquilibrium as reason:  # the others are compared all the same
                 rows.append(Row(name, convention, number, notes=(str(reason), *doubts)))
                 continue
@@ -338,9 +339,8 @@ def summarise(rows: Sequence[Row]) -> list[Summary]:
 
 def _summary(rows: list[Row], ours: list[Row]) -> Summary:
     """Of one mechanism's rows, beside MPPFL's in the same games."""
-    columns = {f.name: [getattr(row, f.name) for row in rows] for f in fields(Row)}
+    columns = {f.name: [value for row in rows if (value := getattr(row, f.name)) is not None] for f in fields(Row)}
     means = ("server_cost", "noise_aware_cost", "welfare", "total_welfare", "negative_utility", "participating")
-    leaks, ratios = ([value for value in columns[name] if value is not None] for name in ("leak", "price_of_anarchy"))
     reference = {row.game: row for row in ours}
     pairs = [(row, reference[row.game]) for row in rows if row.game in reference and np.isfinite(row.server_cost)]
     return Summary(
@@ -350,12 +350,16 @@ def _summary(rows: list[Row], ours: list[Row]) -> Summary:
         **{column: float(np.mean(columns[column])) for column in means},
         server_cost_sd=_spread(columns["server_cost"]),
         welfare_sd=_spread(columns["welfare"]),
-        price_of_anarchy=float(np.median(ratios)) if ratios else None,
+        price_of_anarchy=_of_known(np.median, columns["price_of_anarchy"]),
         dearer_than_mppfl=sum(row.server_cost > other.server_cost for row, other in pairs) if pairs else None,
         worse_than_mppfl=sum(row.welfare < other.welfare for row, other in pairs) if pairs else None,
-        leak=float(np.mean(leaks)) if leaks else None,
+        leak=_of_known(np.mean, columns["leak"]),
         beside_mppfl=len(pairs),
     )
+
+
+def _of_known(mean: Callable[..., Any], values: list[float]) -> float | None:
+    return float(mean(values)) if values else None
 
 
 def _spread(values: list[float]) -> float:

@@ -210,3 +210,13 @@ class Society(Followers):
     def wish(self, rate: float, budgets: Array) -> Array:
         quadratic = _welfare(self.game)
         return rate * self.own[0] - self.own[1] - (quadratic @ budgets / quadratic.diagonal - budgets)
+
+
+def society_of(game: Game) -> Society:
+    """All clients of a game together."""
+    return Society(game, pigouvian_weights(game))
+
+
+def pigouvian_weights(game: Game) -> Array:
+    """c = B⁻ᵀ1 (model, eq. 20): paid r·c_i, everybody does what all together would want done."""
+    return game.loss.T.solve(np.ones(game.num_clients))

@@ -321,16 +321,9 @@ class _Walker:
 
     def _refresh(self) -> None:
         """Tableau and lines from who is free and where the others are held."""
-        free, matrix = self.state == FREE, self.matrix
-        table = np.array(matrix, order="F")
-        if free.any():
-            inverse = np.linalg.inv(matrix[np.ix_(free, free)])
-            across = inverse @ matrix[np.ix_(free, ~free)]
-            crossing = matrix[np.ix_(~free, free)]
-            table[np.ix_(free, free)], table[np.ix_(free, ~free)] = inverse, -across
-            table[np.ix_(~free, free)] = crossing @ inverse
-            table[np.ix_(~free, ~free)] -= crossing @ across
-        self.tableau, self.pivots = table, 0
+        free, unit = (self.state == FREE)[:, None], np.eye(len(self.state))
+        given, sought = np.where(free, self.matrix, unit), np.where(free, unit, self.matrix)
+        self.tableau, self.pivots = np.asfortranarray(np.linalg.solve(given.T, sought.T).T), 0
         self._draw_lines()
 
     def _draw_lines(self) -> None:

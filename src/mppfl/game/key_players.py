@@ -50,8 +50,13 @@ def exposure_relief(game: Game, budgets: Array, client: int, prices: Array | flo
 
     Bounds and `prices` are those of `budgets_after_leaving`.
     """
+    return _fall(game, budgets, client, prices)[0]
+
+
+def _fall(game: Game, budgets: Array, client: int, prices: Array | float | None) -> tuple[float, float]:
+    """By how much all others' external risk, and all budgets, fall together when a client leaves."""
     fall = budgets - budgets_after_leaving(game, budgets, client, prices)
-    return float(np.delete(game.propagation @ fall, client).sum())
+    return float(np.delete(game.propagation @ fall, client).sum()), float(fall.sum())
 
 
 def _strictly_inside(game: Game, budgets: Array) -> BoolArray:
@@ -93,10 +98,9 @@ def key_players(game: Game, prices: Array | float, budgets: Array, top: int) -> 
     if not by_formula and game.num_clients > max(TRY_ALL_BELOW, 2 * top):
         tried = np.argsort(-exposure_imposed(game, budgets), kind="stable")[: 2 * top]
         among = f"; tried for the {2 * top} who impose most"
-    falls = [budgets - budgets_after_leaving(game, budgets, int(k), prices) for k in tried]
-    relief = np.array([np.delete(game.propagation @ fall, k).sum() for k, fall in zip(tried, falls, strict=True)])
+    relief, lost = np.array([_fall(game, budgets, int(client), prices) for client in tried]).T
     order = np.argsort(-relief, kind="stable")[:top]
-    return KeyPlayers(tried[order], relief[order], np.array([falls[k].sum() for k in order]), f"{SETTLE}{among}")
+    return KeyPlayers(tried[order], relief[order], lost[order], f"{SETTLE}{among}")
 
 
 def exposure_imposed(game: Game, budgets: Array) -> Array:

@@ -12,8 +12,9 @@ on the round, so two sums at the ends of a segment tell every round whether its 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import cached_property
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -23,26 +24,19 @@ from mppfl.errors import NoEquilibrium
 from mppfl.fields import About, checked
 from mppfl.game.equilibrium import NEARBY, PATH_BELOW, Followers, Path, no_segments, response_path
 from mppfl.game.model import Game, cost_without_absent, noise_of_sum, pooled_sizes
-from mppfl.game.plan import Against, AlongLine, Participation, PerRound, Stored
+from mppfl.game.plan import Against, AlongLine, Participation, PerRound, Plan, Stored
 
 UniformLeader = Literal["mean_field", "anticipating", "noise_aware", "budget_limited", "secure_sum"]
 POOLED = ("noise_aware", "secure_sum")  # leaders for whom clients' budgets add up to one
 
+AT_A_BOUND = "some clients are at a bound of their budgets"
 AT_ONCE = 100_000  # clients × rates whose budgets are formed side by side: they stay in the cache
 SPLITS = 64  # parts of a segment on which pay falls as the rate rises, where cost need not be convex
 NUM_SAMPLES = 48  # rates at which a large game's wishes are sampled
 SHORT = 300  # clients: on networks of at most so many, answers to given rates are read off the path
 OPEN = 1e-9  # of a segment: how near to the rate at which somebody leaves the server goes
+NO_NOISE = 1e300  # a budget that makes none
 GRID = 24  # rates between two samples at which costs are read off interpolated wishes
-
-
-@dataclass(frozen=True, eq=False)
-class Rates:
-    """The leader's choice: a reward rate per round, the budgets it leads to, and whether any bound is reached."""
-
-    reward_rates: Array
-    budgets: PerRound
-    reaches_bounds: bool
 
 
 def choose_rates(
@@ -54,8 +48,8 @@ def choose_rates(
     weights: Array | None = None,
     participation: Participation = "everyone",
     against: Against = "staying_out",
-) -> Rates:
-    """The leader's reward rate for every round in `rounds`, and the budgets it leads to.
+) -> Plan:
+    """The leader's reward rate for every round in `rounds`, and the budgets it leads to, as a plan in its name.
 
     weights  personal prices per unit of rate, one each unless given (Pigouvian prices)
     """
@@ -106,11 +100,6 @@ def require_somebody(game: Game) -> None:
         )
 
 
-def pigouvian_weights(game: Game) -> Array:
-    """c = B⁻ᵀ1 (model, eq. 20): paid r·c_i, everybody does what all together would want done."""
-    return game.loss.T.solve(np.ones(game.num_clients))
-
-
 def aggregating(game: Game, leader: UniformLeader) -> UniformLeader:
     """The leader of a game under its trust: whoever leads, budgets are worth what they do to a sum that opens."""
     return "secure_sum" if game.opens_sums else leader
@@ -127,20 +116,15 @@ def pooled_noise(game: Game, leader: UniformLeader, budgets: Array) -> float:
 
 def noise_aware_cost(game: Game, round_index: int, prices: Array | float, budgets: Array) -> float:
     """τN²ε̄/(t·X) + (1−τ)Σp_iρ_i with X = Σ(n_i/n̄)²ρ_i (model, eq. 18): the cost under noise-aware aggregation."""
-    return _pooled_cost(game, "noise_aware", round_index, prices, budgets)
-
-
-def _pooled_cost(game: Game, leader: UniformLeader, round_index: int, prices: Array | float, budgets: Array) -> float:
-    noise, tau = pooled_noise(game, leader, budgets), game.accuracy_weight
-    return tau * noise / round_index + (1 - tau) * float(np.sum(prices * budgets))
+    return cost_of(game.with_trust("local"), "noise_aware", round_index, prices, budgets)
 
 
 def cost_of(game: Game, leader: UniformLeader, round_index: int, prices: Array | float, budgets: Array) -> float:
     """What a round costs the server as this leader sees it."""
-    seen = aggregating(game, leader)
-    if seen in POOLED:
-        return _pooled_cost(game, seen, round_index, prices, budgets)
-    return cost_without_absent(game, round_index, prices, budgets)
+    seen, tau = aggregating(game, leader), game.accuracy_weight
+    if seen not in POOLED:
+        return cost_without_absent(game, round_index, prices, budgets)
+    return tau * pooled_noise(game, seen, budgets) / round_index + (1 - tau) * float(np.sum(prices * budgets))
 
 
 class Answers:
@@ -185,7 +169,7 @@ class Answers:
             return path.only(np.asarray(part.any(axis=1)))
         return _strictly_inside(path.only(np.asarray(part[:, able].all(axis=1))), able)
 
-    def choose(self, leader: UniformLeader, rounds: IntArray, limit: float) -> Rates:
+    def choose(self, leader: UniformLeader, rounds: IntArray, limit: float) -> Plan:
         """The leader's rate of every round; raises NoEquilibrium where the rule allows none."""
         path, leader = self.path, aggregating(self.game, leader)
         if path is None:
@@ -199,10 +183,17 @@ class Answers:
         at_bounds = not path.free[np.ix_(used, clients.budget_max > clients.budget_min)].all()
         low, high = path.ends[used[0]]
         if len(used) == 1 and ((rates > low) & (rates < high)).all():
-            return Rates(rates, AlongLine(path.slope[used[0]], path.offset[used[0]]), at_bounds)
+            return self.plan(leader, rounds, rates, AlongLine(path.slope[used[0]], path.offset[used[0]]), at_bounds)
         bounds = clients.budget_min, clients.budget_max
         rows = [path.budgets(int(k), float(rate), *bounds) for rate, k in zip(rates, segments, strict=True)]
-        return Rates(rates, Stored(np.array(rows), np.arange(len(rates))), at_bounds)
+        return self.plan(leader, rounds, rates, Stored(np.array(rows), np.arange(len(rates))), at_bounds)
+
+    def plan(self, leader: str, rounds: IntArray, rates: Array, budgets: PerRound, at_bounds: bool) -> Plan:
+        """The leader's choice as a plan, which says whether any bound is reached."""
+        notes, size = (AT_A_BOUND,) if at_bounds else (), self.game.num_clients
+        return Plan(
+            leader, rounds, rates, budgets, size, None, notes, self.participation, self.against or "staying_out"
+        )
 
     def least(self, leader: UniformLeader, rounds: IntArray, limit: float = np.inf) -> Array:
         """What a round costs at least, at any rate that the rule allows; never more than the true minimum."""
@@ -259,21 +250,19 @@ class Answers:
 
 def _strictly_inside(path: Path, able: BoolArray) -> Path:
     """The same path without ends at which somebody's budget is 0: the most that is lost is OPEN of a segment."""
-    ends = path.ends.copy()
-    for k, (low, high) in enumerate(path.ends.tolist()):
-        width = OPEN * min(high - low, low if low > 0 else _scale(path.slope[k], path.offset[k]))
-        for side, end, inwards in ((0, low, width), (1, high, -width)):
-            if np.isfinite(end):
-                line, offset = end * path.slope[k], path.offset[k]
-                if ((line - offset <= NEARBY * (np.abs(line) + np.abs(offset))) & able).any():
-                    ends[k, side] = end + inwards
+    ends, low = path.ends.copy(), path.ends[:, 0]
+    width = OPEN * np.minimum(ends[:, 1] - low, np.where(low > 0, low, _scales(path)))
+    for side, inwards in ((0, width), (1, -width)):
+        line = np.where(np.isfinite(ends[:, side]), ends[:, side], np.nan)[:, None] * path.slope
+        empty = (line - path.offset <= NEARBY * (np.abs(line) + np.abs(path.offset))) & able
+        ends[:, side] += np.where(empty.any(axis=1), inwards, 0.0)
     return Path(ends, path.slope, path.offset, path.free)
 
 
-def _scale(slope: Array, offset: Array) -> float:
-    """A rate of the size at which budgets on these lines change a lot."""
-    steepest = float(np.abs(slope).max())
-    return float(np.abs(offset).max()) / steepest if steepest > 0 else 1.0
+def _scales(path: Path) -> Array:
+    """A rate for each segment, of the size at which budgets on its lines change a lot."""
+    steepest, largest = (np.abs(line).max(axis=1, initial=0.0) for line in (path.slope, path.offset))
+    return np.asarray(np.divide(largest, steepest, out=np.ones(len(path)), where=steepest > 0))
 
 
 # ---- on the path ----------------------------------------------------------------------------------------------------
@@ -397,9 +386,8 @@ class _View:
     def _end_the_endless(self, first_round: float) -> None:
         """Puts an end to endless pieces, past the rate of every round."""
         endless = np.flatnonzero(~np.isfinite(self.high))
-        for piece in endless:
-            k = self.segment[piece]
-            self.high[piece] = max(2 * self.low[piece], _scale(self.slope[k], self.offset[k])) or 1.0
+        past = np.maximum(2 * self.low[endless], _scales(self.path)[self.segment[endless]])
+        self.high[endless] = np.where(past > 0, past, 1.0)
         for _ in range(1000):
             high = self.high[endless]
             pulled = self.sums(self.segment[endless], high)[1]
@@ -448,38 +436,6 @@ class _View:
 # ---- sampled wishes: large games whose bounds matter --------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class _Sums:
-    """What a leader needs to know at some rates; parallel arrays."""
-
-    rates: Array
-    noise: Array  # Σ ε_i/ρ_i of those who participate, times how much it grows because others opt out
-    paid: Array  # Σ w_i ρ_i
-    effective: Array  # Σ (n_i/n̄)² ρ_i
-    rooted: Array  # Σ (n_i/n̄) √ρ_i
-    pull: Array  # Σ ε_i (w_i/2a_i)/ρ_i² of free clients, grown alike
-    alone: Array  # Σ w_i²/2a_i of free clients
-    allowed: Array  # 1 where the participation rule allows the rate
-
-    def costs(self, game: Game, leader: UniformLeader, rounds: IntArray, limit: float) -> Array:
-        """The server's cost of every round at every rate, [rounds, rates]; infinite where a rate is not allowed."""
-        tau, pay = game.accuracy_weight, self.rates * self.paid
-        with np.errstate(divide="ignore", invalid="ignore"):
-            of_leader = {"noise_aware": 1 / self.effective, "secure_sum": self.rooted**-2.0}
-            noise = pooled_sizes(game)[1] * of_leader[leader] if leader in POOLED else self.noise
-            costs = tau * noise / rounds[:, None] + (1 - tau) * pay
-        return np.where((self.allowed > 0) & (pay <= limit) & (self.effective > 0), costs, np.inf)
-
-    def turns(self, game: Game, rounds: IntArray) -> BoolArray:
-        """Rates at which mean_field's condition (16) turns from negative to positive, [rounds, rates]."""
-        strength = game.accuracy_weight / (1 - game.accuracy_weight)
-        with np.errstate(invalid="ignore"):
-            rising = self.paid + self.rates * self.alone - strength / rounds[:, None] * self.pull > 0
-        falls = np.concatenate([np.ones((len(rounds), 1), dtype=bool), ~rising[:, :-1]], axis=1)
-        begins = np.append(True, self.allowed[:-1] == 0)
-        return np.asarray(rising & (falls | begins))
-
-
 class _Samples:
     """Everybody's wish m − αΣρ at some rates, rising. Between two of them wishes are interpolated, which is exact but
     where somebody meets a bound in between; costs are not, which bend far more.
@@ -501,45 +457,35 @@ class _Samples:
             self.rates.insert(near, float(rate))
             self.wishes.insert(near, followers.wish(rate, start))
 
-    def _between(self, rate: float, low: int, high: int) -> Array:
-        """Everybody's wish at a rate, interpolated between two samples."""
+    def at(self, rate: float, low: int, high: int) -> Array:
+        """Everybody's budget at a rate, wishes being interpolated between two samples."""
         share = 0.0 if low == high else (rate - self.rates[low]) / (self.rates[high] - self.rates[low])
-        return self.wishes[low] if share == 0 else (1 - share) * self.wishes[low] + share * self.wishes[high]
+        return np.clip((1 - share) * self.wishes[low] + share * self.wishes[high], *self.bounds)
 
-    def sums(self, rates: Array, low: IntArray, high: IntArray, *, cells: bool = False) -> _Sums:
-        """Sums at rates, wishes being interpolated between the samples `low` and `high` of each; or, for the cells
-        between each rate and the next, sums of which no cost inside is less.
+    def grid(self) -> Iterator[tuple[float, Array]]:
+        """Rates between all samples, and everybody's budget at each."""
+        for k, (low, high) in enumerate(pairwise(self.rates)):
+            for rate in (low + np.arange(GRID) / GRID * (high - low)).tolist():
+                yield rate, self.at(rate, k, k + 1)
+        yield self.rates[-1], self.at(self.rates[-1], -1, -1)
+
+    def costs(
+        self, leader: UniformLeader, rate: float, one: Array, other: Array, limit: float = np.inf
+    ) -> tuple[float, float]:
+        """Noise in round 1 and pay, weighed as the server weighs them; of budgets between two, what they cost at least.
+
+        Infinite where the rule does not allow the rate.
         """
-        answers, clients = self.answers, self.game.clients
-        sizes, own = pooled_sizes(self.game)[0], answers.followers.own[0]
-        rows, before = [], None
-        for rate, j, k in zip(rates, low, high, strict=True):
-            wish = self._between(rate, j, k)
-            least = most = budgets = np.clip(wish, *self.bounds)
-            if cells and before is not None:
-                least, most = np.minimum(before, budgets), np.maximum(before, budgets)
-            before = budgets
-            part, free = most > 0, (wish > clients.budget_min) & (wish < clients.budget_max)
-            inverse = np.divide(1.0, most, out=np.zeros_like(most), where=least > 0)
-            grown = (sizes.sum() / (sizes @ part)) ** 2 if part.any() else 0.0
-            pulled = (clients.noise_harm * own * inverse**2)[free].sum()
-            allowed = part[answers.able].all() if answers.participation == "everyone" else part.any()
-            noise, alone = clients.noise_harm @ inverse, (answers.weights * own)[free].sum()
-            pooled = sizes**2 @ most, sizes @ np.sqrt(most)
-            rows.append((rate, grown * noise, answers.weights @ least, *pooled, grown * pulled, alone, allowed))
-        columns = np.array(rows, dtype=np.float64).T
-        return _Sums(columns[0, :-1], *columns[1:, 1:]) if cells else _Sums(*columns)
+        answers, least, most = self.answers, np.minimum(one, other), np.maximum(one, other)
+        part, pay = most > 0, rate * float(answers.weights @ least)
+        if pay > limit or not (part[answers.able].all() if answers.participation == "everyone" else part.any()):
+            return np.inf, 0.0
+        # Who comes or goes in between need make no noise, if each makes its own.
+        given = most if leader in POOLED else np.where(part & (least == 0), NO_NOISE, most)
+        return cost_of(self.game, leader, 1, 0.0, given), (1 - self.game.accuracy_weight) * pay
 
-    def everywhere(self, *, cells: bool = False) -> _Sums:
-        """Sums on a grid between all samples."""
-        samples, last = np.array(self.rates), len(self.rates) - 1
-        low = np.append(np.repeat(np.arange(last), GRID), last)
-        high = np.minimum(low + 1, last)
-        share = np.append(np.tile(np.arange(GRID) / GRID, last), 0.0)
-        return self.sums(samples[low] + share * (samples[high] - samples[low]), low, high, cells=cells)
-
-    def search(self, leader: UniformLeader, rounds: IntArray, limit: float) -> tuple[_Sums, IntArray]:
-        """Sums, and the position among them that every round chooses: samples of all rates, then of those chosen."""
+    def search(self, leader: UniformLeader, rounds: IntArray, limit: float) -> Array:
+        """The rate of the grid that every round chooses, by samples of all rates, and then of those chosen."""
         clients, weights = self.game.clients, self.answers.followers.weights
         positive = (weights > 0) & (clients.budget_max > 0)
         if not positive.any():
@@ -552,56 +498,70 @@ class _Samples:
         floor = max(float(wakes.min()), 1e-4 * top)
         coarse = np.geomspace(floor, top, NUM_SAMPLES // 2)
         self.add(np.append(coarse, 0.0) if clients.budget_min.any() else coarse)
-        sums, chosen = self._chosen(leader, rounds, limit)
-        if sums.rates[chosen].max() >= self.rates[-1]:  # the best rate may lie above all samples
+        rates = self._chosen(leader, rounds, limit)
+        if rates.max() >= self.rates[-1]:  # the best rate may lie above all samples
             self.add(np.asarray(self.rates[-1] * 2.0 ** np.arange(1, 9), dtype=np.float64))
-            sums, chosen = self._chosen(leader, rounds, limit)
-        rates = sums.rates[chosen]
+            rates = self._chosen(leader, rounds, limit)
         around = max(float(rates.min()) / 1.3, floor), max(float(rates.max()) * 1.3, 1.7 * floor)
         self.add(np.geomspace(*around, NUM_SAMPLES // 2))
         return self._chosen(leader, rounds, limit)
 
-    def _chosen(self, leader: UniformLeader, rounds: IntArray, limit: float) -> tuple[_Sums, IntArray]:
-        sums = self.everywhere()
-        costs = sums.costs(self.game, leader, rounds, limit)
-        if leader == "mean_field":
-            turns = np.where(sums.turns(self.game, rounds), costs, np.inf)
+    def _chosen(self, leader: UniformLeader, rounds: IntArray, limit: float) -> Array:
+        grid = [(rate, *self.costs(leader, rate, budgets, budgets, limit)) for rate, budgets in self.grid()]
+        rates, noise, pay = np.array(grid).T
+        costs = noise / rounds[:, None] + pay
+        if leader == "mean_field":  # where its condition turns from negative to positive
+            paid, pulled = np.array([self._condition(rate, budgets) for rate, budgets in self.grid()]).T
+            rises = paid - pulled / rounds[:, None] > 0
+            falls = np.concatenate([np.ones((len(rounds), 1), dtype=bool), ~rises[:, :-1]], axis=1)
+            turns = np.where(rises & (falls | np.append(True, np.isinf(noise[:-1]))), costs, np.inf)
             costs = np.where(np.isfinite(turns).any(axis=1, keepdims=True), turns, costs)
         self.answers.require_rates(costs.min(axis=1), rounds, limit)
-        return sums, costs.argmin(axis=1)
+        return np.asarray(rates[costs.argmin(axis=1)])
 
-    def choose(self, leader: UniformLeader, rounds: IntArray, limit: float) -> Rates:
+    def _condition(self, rate: float, budgets: Array) -> tuple[float, float]:
+        """Both sides of mean_field's condition (16) in round 1."""
+        (low, high), clients, tau = self.bounds, self.game.clients, self.game.accuracy_weight
+        part, free, own = budgets > 0, (budgets > low) & (budgets < high), self.answers.followers.own[0]
+        if not free.any():
+            return 0.0, 0.0
+        grown = (clients.data_size.sum() / clients.data_size[part].sum()) ** 2 * tau / (1 - tau)
+        pulled = (clients.noise_harm * own / np.where(free, budgets, np.inf) ** 2).sum()
+        return float(self.answers.weights @ (budgets + rate * np.where(free, own, 0.0))), float(grown * pulled)
+
+    def choose(self, leader: UniformLeader, rounds: IntArray, limit: float) -> Plan:
         """The best of the grid, and then of the segment of the path that it lies on."""
-        sums, chosen = self.search(leader, rounds, limit)
-        rates, followers = sums.rates[chosen], self.answers.followers
+        rates, followers = self.search(leader, rounds, limit), self.answers.followers
         rows = np.empty((len(rounds), self.game.num_clients))
         for rate in np.unique(rates).tolist():
             k = int(np.clip(np.searchsorted(self.rates, rate), 1, len(self.rates) - 1))
             which = np.flatnonzero(rates == rate)
-            rows[which] = budgets = followers.answer(rate, np.clip(self._between(rate, k - 1, k), *self.bounds))
+            rows[which] = budgets = followers.answer(rate, self.at(rate, k - 1, k))
             path = no_segments(len(budgets)) if leader == "mean_field" else followers.segment(rate, budgets)
             path = _strictly_inside(path, budgets > 0)
             better, _, costs = _View(self.game, self.answers.weights, path, leader, limit).best(rounds[which])
             for row, other, cost in zip(which, better, costs, strict=True):
                 if cost < cost_of(self.game, leader, int(rounds[row]), rate * self.answers.weights, budgets):
                     rates[row], rows[row] = other, path.budgets(0, other, *self.bounds)
-        return Rates(rates, Stored(rows, np.arange(len(rounds))), True)
+        return self.answers.plan(leader, rounds, rates, Stored(rows, np.arange(len(rounds))), True)
 
     def least(self, leader: UniformLeader, rounds: IntArray, limit: float = np.inf) -> Array:
         """The least that interpolated costs can be in any cell of the grid, less what interpolation may hide: how far
         this bound is too high at samples that are left out, the worst of those about the best.
         """
-        game = self.game
-        sums, chosen = self.search(leader, rounds, limit)
-        samples, inner = np.array(self.rates), np.arange(1, len(self.rates) - 1)
-        margin = (samples[inner + 1] - samples[inner - 1]) / (4 * GRID)
-        about = np.column_stack([samples[inner] - margin, samples[inner] + margin]).ravel()
-        low, high = np.repeat(inner - 1, 2), np.repeat(inner + 1, 2)
-        claimed = self.sums(about, low, high, cells=True).costs(game, leader, rounds, np.inf)[:, ::2]
-        true = self.sums(samples[inner], inner, inner).costs(game, leader, rounds, np.inf)
+        chosen, times = self.search(leader, rounds, limit), rounds[:, None]
+        cells = [self.costs(leader, rate, one, other, limit) for (rate, one), (_, other) in pairwise(self.grid())]
+        claimed, true = [], []
+        for k in range(1, len(self.rates) - 1):
+            rate, margin = self.rates[k], (self.rates[k + 1] - self.rates[k - 1]) / (4 * GRID)
+            before, after = (self.at(rate + side * margin, k - 1, k + 1) for side in (-1, 1))
+            claimed.append(self.costs(leader, rate - margin, before, after))
+            there = self.at(rate, k, k)
+            true.append(self.costs(leader, rate, there, there))
+        (noise, pay), above, below = (np.array(pairs).T for pairs in (cells, claimed, true))
         with np.errstate(invalid="ignore"):
-            excess = np.nan_to_num(np.maximum(claimed / true - 1, 0.0), nan=0.0, posinf=0.0)
-        least = self.everywhere(cells=True).costs(game, leader, rounds, limit).min(axis=1)
-        near = np.searchsorted(samples[inner], sums.rates[chosen])[:, None] + np.arange(-2, 2)
-        worst = np.take_along_axis(excess, np.clip(near, 0, len(inner) - 1), axis=1).max(axis=1)
-        return np.asarray(least / (1 + worst))
+            excess = (above[0] / times + above[1]) / (below[0] / times + below[1]) - 1
+        excess = np.nan_to_num(np.maximum(excess, 0.0), nan=0.0, posinf=0.0)
+        near = np.searchsorted(self.rates[1:-1], chosen)[:, None] + np.arange(-2, 2)
+        worst = np.take_along_axis(excess, np.clip(near, 0, excess.shape[1] - 1), axis=1).max(axis=1)
+        return np.asarray((noise / times + pay).min(axis=1) / (1 + worst))

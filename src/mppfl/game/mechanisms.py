@@ -17,7 +17,7 @@ import numpy as np
 
 from mppfl.arrays import Array, require_number
 from mppfl.errors import BadInput, MppflError, NoEquilibrium
-from mppfl.game.convex import Society, auction_budgets, personal_budgets
+from mppfl.game.convex import auction_budgets, personal_budgets, pigouvian_weights, society_of
 from mppfl.game.equilibrium import PATH_BELOW, equilibrium_at
 from mppfl.game.leader import (
     Answers,
@@ -25,7 +25,6 @@ from mppfl.game.leader import (
     answers_along,
     budgets_along,
     choose_rates,
-    pigouvian_weights,
     require_somebody,
 )
 from mppfl.game.model import LARGEST, Game, privacy_cost, privacy_loss, wanted_loss
@@ -45,8 +44,6 @@ from mppfl.network import ClosedWalks, Propagation
 from mppfl.spec import Trust
 from mppfl.text import nearest
 
-AT_A_BOUND = "some clients are at a bound of their budgets"
-
 
 @dataclass(frozen=True, eq=False)
 class Mechanism:
@@ -64,6 +61,7 @@ class Mechanism:
         compared: whether `compare` takes it unless told otherwise.
         trust: under which its server aggregates, whatever the game's; None: the game's.
         options: values bound to the function.
+        source: the package that offers it, where it is somebody else's.
 
     Example:
         >>> from mppfl.game import find_mechanism
@@ -82,6 +80,7 @@ class Mechanism:
     compared: bool = True
     trust: Trust | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
 
     def __post_init__(self) -> None:
         name = self.name or str(getattr(self.plain, "__name__", type(self.plain).__name__))
@@ -125,13 +124,11 @@ class Mechanism:
     def _failure(self, cause: Exception) -> str:
         """What to say where the function broke down: whose it is, and what it raised."""
         kind = self.plain if hasattr(self.plain, "__qualname__") else type(self.plain)
-        address, called = f"{kind.__module__}:{kind.__qualname__}", self.name
         whose, remedy = "", "Repair that function."
-        for point in _offered():
-            if point.value.partition(":")[0] == kind.__module__:
-                whose, remedy = f" of {_package(point)}", "Repair or remove that package."
-                called = point.name if point.value == address else called
-        return f"mechanism={called!r}{whose} ({address}) failed: {type(cause).__name__}: {cause}. {remedy}"
+        if self.source:
+            whose, remedy = f" of {self.source}", "Repair or remove that package."
+        address = f"{kind.__module__}:{kind.__qualname__}"
+        return f"mechanism={self.name!r}{whose} ({address}) failed: {type(cause).__name__}: {cause}. {remedy}"
 
 
 def mechanism(**facts: Any) -> Callable[[Callable[..., Plan]], Mechanism]:
@@ -156,33 +153,23 @@ def find_mechanism(name: str) -> Mechanism:
     """A mechanism by name: ours, or one that an installed package offers under the entry point `mppfl.mechanisms`."""
     if name in MECHANISMS:
         return MECHANISMS[name]
-    offered = {point.name: point for point in _offered()}
+    offered = {point.name: point for point in metadata.entry_points(group="mppfl.mechanisms")}
     if name not in offered:
         known = [*MECHANISMS, *offered]
         near = nearest(name, known)
         hint = f" Did you mean {near!r}?" if near else ""
         raise BadInput(f"mechanism={name!r} is not known.{hint} Known: {', '.join(known)}.")
-    point = offered[name]
+    package = str(getattr(getattr(offered[name], "dist", None), "name", "an unknown package"))
     try:
-        loaded = point.load()
+        loaded = offered[name].load()
     except MppflError:
         raise
     except Exception as cause:  # importing somebody else's module can fail in any way
-        place = f"{_package(point)} ({point.value})"
         raise BadInput(
-            f"mechanism={name!r} of {place} cannot be loaded: {type(cause).__name__}: {cause}. Repair or remove that "
-            "package."
+            f"mechanism={name!r} of {package} ({offered[name].value}) cannot be loaded: {type(cause).__name__}: "
+            f"{cause}. Repair or remove that package."
         ) from cause
-    return loaded if isinstance(loaded, Mechanism) else Mechanism(loaded, name)
-
-
-def _offered() -> list[metadata.EntryPoint]:
-    return list(metadata.entry_points(group="mppfl.mechanisms"))
-
-
-def _package(point: metadata.EntryPoint) -> str:
-    """The package that offers a mechanism."""
-    return str(getattr(getattr(point, "dist", None), "name", "an unknown package"))
+    return replace(loaded if isinstance(loaded, Mechanism) else Mechanism(loaded, name), source=package)
 
 
 def respond(game: Game, prices: Array | float, round_index: int = 1, start: Array | None = None) -> RoundTerms:
@@ -320,9 +307,8 @@ def _uniform(
     if horizon.reward_rates is not None:
         budgets = budgets_along(game, horizon.reward_rates, weights, **rule)
         return Plan(name, horizon.rounds, horizon.reward_rates, budgets, game.num_clients, **rule)
-    chosen = choose_rates(game, leader, horizon.rounds, payment_limit=payment_limit, weights=weights, **rule)
-    notes = (AT_A_BOUND,) if chosen.reaches_bounds else ()
-    return Plan(name, horizon.rounds, chosen.reward_rates, chosen.budgets, game.num_clients, notes=notes, **rule)
+    plan = choose_rates(game, leader, horizon.rounds, payment_limit=payment_limit, weights=weights, **rule)
+    return replace(plan, mechanism=name)
 
 
 # ---- clients who do not -----------------------------------------------------------------------------------------
@@ -439,8 +425,7 @@ def sarda_like(game: Game, horizon: Horizon) -> Plan:
 def sarda_r(game: Game, horizon: Horizon) -> Plan:
     """The one-hop client-welfare optimum at the common reward rate; own rates anticipate that answer."""
     require_somebody(game)
-    near = one_hop(game)
-    society = Society(near, pigouvian_weights(near))
+    society = society_of(one_hop(game))
     rates, size = horizon.reward_rates, game.num_clients
     if rates is not None:
         return Plan("sarda_r", horizon.rounds, rates, answers_along(society, rates), size)

@@ -20,11 +20,14 @@ LARGEST = 1e100  # of a client's numbers: the game multiplies up to three of the
 ABOVE_0 = ("quadratic_cost", "noise_harm", "data_size")
 
 
-def wanted_number(name: str, value: Any) -> tuple[str, Any]:
+def wanted_of(name: str, value: Any) -> list[tuple[str, Any]]:
     """What a number of a client must be, and whether it is."""
-    if name in ABOVE_0:
-        return "a number above 0", np.isfinite(value) & (value > 0)
-    return "a number of at least 0", np.isfinite(value) & (value >= 0)
+    if name == "budget_max":
+        return [("a number of at least 0, or inf", value >= 0)]
+    least = ("a number above 0", value > 0) if name in ABOVE_0 else ("a number of at least 0", value >= 0)
+    fits = (value == 0) | ((value >= 1 / LARGEST) & (value <= LARGEST))
+    limits = f"between {1 / LARGEST:g} and {LARGEST:g} where it is not 0, in whatever unit"
+    return [(least[0], np.isfinite(value) & least[1]), (limits, fits)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,12 +63,8 @@ class Clients:
         longest = max(np.size(getattr(self, f.name)) for f in fields(self))
         for f in fields(self):
             object.__setattr__(self, f.name, read_only(getattr(self, f.name), f.name, length=longest))
-        limits = f"between {1 / LARGEST:g} and {LARGEST:g} where it is not 0"
-        for name in ("quadratic_cost", "noise_harm", "data_size", "linear_cost", "compute_cost", "budget_min"):
-            values = getattr(self, name)
-            wanted, holds = wanted_number(name, values)
-            require(values, name, holds, wanted)
-            require(values, name, (values == 0) | ((values >= 1 / LARGEST) & (values <= LARGEST)), limits)
+            for wanted, holds in wanted_of(f.name, getattr(self, f.name)):
+                require(getattr(self, f.name), f.name, holds, wanted)
         require(self.budget_max, "budget_max", self.budget_max >= self.budget_min, "at least budget_min")
 
     @property

@@ -74,38 +74,43 @@ def settled_plan(game: Game, horizon: Horizon, mechanism: Callable[[Game, Horizo
     while crowds:
         key = min(crowds, key=lambda crowd: crowd.count(1))  # the fullest first: others may still come to the same
         out, positions = crowds.pop(key)
-        try:
-            plan = _asked(game, horizon, mechanism, out, positions)
-        except NoEquilibrium:
-            if out is start:
-                raise
-            plan = None  # others could be moved, who have gone
+        plan = _asked(game, horizon, mechanism, out, positions, out is start)
         for row, position in enumerate(positions):
-            state, following = rounds[position], None
-            state.terms, state.notes = empty[position], ()
-            if plan is not None:
-                state.terms, state.notes = plan[row], plan.notes
-                following = _following(game, horizon.against, state, out)
+            state = rounds[position]
+            state.terms, state.notes = (plan[row], plan.notes) if plan else (empty[position], ())
+            following = None if plan is None else _following(game, horizon.against, state, out)
             if following is not None:
                 crowds.setdefault(following.tobytes(), (following, []))[1].append(position)
-    # What the mechanism says, once; with the number of rounds where it does not say so of all.
+    notes = _notes(rounds)
+    name = getattr(mechanism, "name", "custom")
+    return plan_from_rounds(name, [state.terms for state in rounds], notes, "rational", horizon.against)
+
+
+def _notes(rounds: list[_Round]) -> tuple[str, ...]:
+    """What the mechanism says, once; with the number of rounds where it does not say so of all."""
     said = Counter(note for state in rounds for note in dict.fromkeys(state.notes))
     notes = [note if n == len(rounds) else f"{note} (in {n} of {len(rounds)} rounds)" for note, n in said.items()]
     if restless := sum(not state.at_rest for state in rounds):
         notes.append(f"in {restless} rounds some who opt out would rather join at these rates")
-    name = getattr(mechanism, "name", "custom")
-    return plan_from_rounds(name, [state.terms for state in rounds], tuple(notes), "rational", horizon.against)
+    return tuple(notes)
 
 
-def _asked(game: Game, horizon: Horizon, mechanism: Any, out: BoolArray, positions: list[int]) -> Plan | None:
-    """The mechanism's plan of these rounds with some held at 0; None where nobody is left."""
+def _asked(
+    game: Game, horizon: Horizon, mechanism: Any, out: BoolArray, positions: list[int], is_first: bool
+) -> Plan | None:
+    """The mechanism's plan of these rounds with some held at 0; None where nobody is left, or can be moved any more."""
     if out.all():
         return None
     clients = game.clients
     inside = game.with_bounds(np.where(out, 0.0, clients.budget_min), np.where(out, 0.0, clients.budget_max))
     rates = None if horizon.reward_rates is None else horizon.reward_rates[positions]
     part = replace(horizon, rounds=horizon.rounds[positions], reward_rates=rates, participation="voluntary")
-    return mechanism(inside, part)  # type: ignore[no-any-return]
+    try:
+        return mechanism(inside, part)  # type: ignore[no-any-return]
+    except NoEquilibrium:
+        if is_first:
+            raise
+        return None  # others could be moved, who have gone
 
 
 def _following(game: Game, against: Against, state: _Round, out: BoolArray) -> BoolArray | None:

@@ -381,7 +381,15 @@ def check_plan(plan: Any, game: Game, horizon: Horizon, name: str | None = None)
         raise BadInput(f"{called} planned for {plan.num_clients:,} clients of {game.num_clients:,}. Plan for all.")
     _checked_rates(plan.reward_rates, len(plan), f"{called}: reward_rates")
     positions, rows = _checked_extremes(plan, plan.budgets, f"{called}: budgets", np.inf)
-    _check_ceilings(plan.rounds[positions], rows, game, called)
+    most = np.minimum(game.clients.budget_max, LARGEST)  # above which a cost has no number
+    above = (rows > np.minimum(most * (1 + ABOVE_A_BOUND), LARGEST) + ROUNDING) & (rows < np.inf)
+    for row, client in np.argwhere(above)[:1]:
+        name, round_index = game.graph.name(int(client)), plan.rounds[positions[row]]
+        raise BadInput(
+            f"{called}: client {name!r} has a budget of {rows[row, client]:.6g} in round {round_index}, above "
+            f"{most[client]:.6g}, the most it may give ({int(above.sum()):,} such). "
+            "Keep budgets within game.clients.budget_max, or at 0."
+        )
     if plan.prices is not None:
         _checked_extremes(plan, plan.prices, f"{called}: prices", LARGEST)
     return plan
@@ -408,18 +416,6 @@ def _checked_extremes(plan: Plan, values: Any, what: str, most: float) -> tuple[
         limit = "at least 0" if most == np.inf else f"finite and at least 0, at most {most:g}"
         raise BadInput(f"{what} hold {wrong:.6g}; each must be {limit}. Correct the mechanism.")
     return positions, rows
-
-
-def _check_ceilings(rounds: IntArray, rows: Array, game: Game, called: str) -> None:
-    """Raises where somebody would give more than it allows, or so much that its cost has no number."""
-    most = np.minimum(game.clients.budget_max, LARGEST)
-    above = (rows > np.minimum(most * (1 + ABOVE_A_BOUND), LARGEST) + ROUNDING) & (rows < np.inf)
-    for row, client in np.argwhere(above)[:1]:
-        raise BadInput(
-            f"{called}: client {game.graph.name(int(client))!r} has a budget of {rows[row, client]:.6g} in round "
-            f"{rounds[row]}, above {most[client]:.6g}, the most it may give ({int(above.sum()):,} such). "
-            "Keep budgets within game.clients.budget_max, or at 0."
-        )
 
 
 def _extremes(plan: Plan, values: Any, what: str) -> tuple[IntArray, Array]:

@@ -165,9 +165,13 @@ def solve(
         from mppfl.game.device import game_on_device
 
         played = game_on_device(game, device)
-    plan = record(played, horizon)
-    outcome = evaluate(played, plan)
-    return _solution(game, record, plan, outcome, verify(played, plan, outcome, record), horizon.reward_rates, began)
+    return _solution(game, record, *_judged(played, record, record(played, horizon)), horizon.reward_rates, began)
+
+
+def _judged(game: Game, record: Mechanism, plan: Plan) -> tuple[Plan, Outcome, Verification]:
+    """A plan, what it brings, and how good it is."""
+    outcome = evaluate(game, plan)
+    return plan, outcome, verify(game, plan, outcome, record)
 
 
 def _solution(
@@ -210,8 +214,7 @@ def load_solution(path: str | Path, game: Game) -> Solution:
     if names is None or names != _names(game):
         raise BadFile(f"{path}: is about other clients than the game's. Give the game that was solved.")
     record = MECHANISMS.get(plan.mechanism) or Mechanism(lambda *_: plan, plan.mechanism)
-    outcome = evaluate(game, plan)
-    return _solution(game, record, plan, outcome, verify(game, plan, outcome, record), plan.reward_rates, began)
+    return _solution(game, record, *_judged(game, record, plan), plan.reward_rates, began)
 
 
 def _names(game: Game) -> list[str]:
@@ -225,8 +228,7 @@ def _solve_each(
     if not games:
         raise BadInput("there must be at least one game.")
     whole = Horizon(np.arange(1, len(games) + 1), reward_rates, **rule)
-    rates = whole.reward_rates
-    plans: list[Plan] = []
+    rates, judged = whole.reward_rates, []
     for k, game in enumerate(games):
         if game.num_clients != games[0].num_clients:
             raise BadInput(
@@ -234,17 +236,21 @@ def _solve_each(
                 "keep those who left, with budget_max 0."
             )
         faced = None if rates is None else rates[k : k + 1]
-        plans.append(record(game, replace(whole, rounds=whole.rounds[k : k + 1], reward_rates=faced)))
+        judged.append(_judged(game, record, record(game, replace(whole, rounds=whole.rounds[[k]], reward_rates=faced))))
+    plans, outcomes, checks = zip(*judged, strict=True)
     notes = dict.fromkeys(note for plan in plans for note in plan.notes)
     terms, said = [plan[0] for plan in plans], (*notes, "the network changes from round to round")
-    joined = plan_from_rounds(plans[0].mechanism, terms, said, whole.participation, whole.against)
-    outcomes = [evaluate(game, plan) for game, plan in zip(games, plans, strict=True)]
+    plan = plan_from_rounds(plans[0].mechanism, terms, said, whole.participation, whole.against)
     together = Outcome(*(np.concatenate([getattr(one, f.name) for one in outcomes]) for f in fields(Outcome)))
-    checks = [verify(game, plan, one, record) for game, plan, one in zip(games, plans, outcomes, strict=True)]
-    columns: dict[str, Any] = {f.name: [getattr(check, f.name) for check in checks] for f in fields(Verification)}
-    columns |= {name: None if None in values else max(values) for name, values in columns.items()}
-    columns["leader_rounds"] = tuple(int(t) for t in joined.rounds) if columns["leader_regret"] is not None else ()
-    return _solution(games[-1], record, joined, together, Verification(**columns), rates, began)
+    return _solution(games[-1], record, plan, together, _worst(checks, plan), rates, began)
+
+
+def _worst(checks: Iterable[Verification], plan: Plan) -> Verification:
+    """The worst of every check of a plan's rounds."""
+    worst: Any = {f.name: [getattr(check, f.name) for check in checks] for f in fields(Verification)}
+    worst |= {name: None if None in values else max(values) for name, values in worst.items()}
+    worst["leader_rounds"] = tuple(plan.rounds.tolist()) if worst["leader_rounds"] else ()
+    return Verification(**worst)
 
 
 # ---- what a reader should know -------------------------------------------------------------------------------------

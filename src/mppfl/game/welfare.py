@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from mppfl.arrays import Array
-from mppfl.game.convex import Society
-from mppfl.game.leader import answers_along, pigouvian_weights
+from mppfl.game.convex import society_of
+from mppfl.game.leader import answers_along
 from mppfl.game.model import Game, privacy_cost, privacy_loss, server_cost
 from mppfl.game.plan import AlongLine
 
@@ -25,18 +25,14 @@ def total_welfare(game: Game, round_index: int, prices: Array | float, budgets: 
 
 def social_optimum(game: Game, reward_rate: float) -> Array:
     """Budgets within the bounds that make welfare largest at a rate (model, eq. 25); inside, s* = (r c − b)/(2a)."""
-    return answers_along(_society(game), np.array([reward_rate])).at(0, reward_rate)
-
-
-def _society(game: Game) -> Society:
-    return Society(game, pigouvian_weights(game))
+    return answers_along(society_of(game), np.array([reward_rate])).at(0, reward_rate)
 
 
 class SocialOptima:
     """The welfare optima of a game, at the rates of one plan after another."""
 
     def __init__(self, game: Game) -> None:
-        self._society = _society(game)
+        self._society = society_of(game)
         self._totals: dict[bytes, float] = {}
 
     def total(self, reward_rates: Array) -> float:

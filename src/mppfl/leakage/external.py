@@ -24,7 +24,6 @@ from mppfl.network import Propagation, SocialGraph, propagate
 from mppfl.privacy import Unit
 from mppfl.privacy.ledger import Account, PrivacyLedger
 
-SUMS = ("secure sum", "server")  # how the names of protections begin under which one noise serves all
 NO_BOUND_OF_SUMS = "the ledger holds sums in which one noise hides everybody, and no bound is proved for these"
 
 
@@ -92,7 +91,7 @@ def external_columns(
     spent = in_network(account.budget)
     of_all_data = in_network(_worth_for_all_data(account, counts))
     missing = _why_budgets_do_not_tell(ledger.units, account, counts)
-    shared = any(name.startswith(SUMS) for name in ledger.protections)
+    shared = any(ledger.protections.values())
     bound = _bound(graph, couplings, of_all_data * spent, missing or (NO_BOUND_OF_SUMS if shared else ""))
     leak, leak_reason, leak_notes = _leak(graph, known, of_all_data * spent, missing)
     columns = {

@@ -29,7 +29,6 @@ NEAR, MOST_TURNS = 1e-10, 40  # of a search for ε from below
 FINEST_GRID = 1e-4  # step of a privacy loss, in nats
 MOST_LOSS_POINTS = 3e5  # grid points of all loss distributions of a history together: some 10 s and 100 MB
 MOST_KINDS = 24  # different kinds of Poisson-sampled steps in one history that are composed as distributions
-MOST_KINDS_BY_RDP = 400  # some 20 s
 ALIKE = 1.01  # kinds are taken together whose noise and rate differ by less than this factor, where there are too many
 STEPS_TO_EPSILON = 2e4  # of the grid, where there is room; at least `FEWEST_STEPS` after coarsening
 FEWEST_STEPS = 200
@@ -38,6 +37,9 @@ SPARE = 0.007  # of a target, that a calibration may leave unused
 MOST_NOISES = 12  # different ones in a calibrated plan: each is a loss distribution more to compose
 FINEST_RATIO = math.log(2) / 4  # of noises that are told apart, as a logarithm
 LEAST_TARGET, MOST_TARGET = 1e-6, 1e3  # ε to which noise is calibrated
+ORDERS = np.array([*range(2, 65), 80, 96, 128, 192, 256, 512, 1024])  # of Rényi divergence
+DELTA_OF_ORDERS = {1.0: 3 / 4, 3 / 4: 1 / 12, 1 / 2: 1 / 12, 1 / 4: 1 / 12}  # of a filter: part of its best order, of δ
+DELTA_OF_NOISE = 0.01  # of a filter's δ, for noise that is only near the one meant
 
 
 @overload
@@ -237,20 +239,24 @@ def _composed(events: Iterable[tuple[Any, int]], grid: float) -> Any:
 
 
 def history_epsilon(
-    sampled: Iterable[tuple[float, float, int]], delta: float, *, budget: float = 0.0, by_orders_alone: bool = False
-) -> float:
-    """dp_epsilon of Poisson-sampled steps of several kinds and Gaussian releases that cost `budget`, all together.
+    sampled: Iterable[tuple[float, float, int]], delta: float, *, budget: float = 0.0, by_orders_alone: bool = False,
+    is_gaussian: bool = True,
+) -> float:  # fmt: skip
+    """dp_epsilon of Poisson-sampled steps of several kinds and releases that cost `budget`, all together.
 
     sampled  (noise_multiplier, sampling_rate, num_steps) of each kind; the same kind may come more than once
 
     By privacy loss distributions. Their grid is coarsened until they have at most `MOST_LOSS_POINTS` points together,
     and stays below 1/`FEWEST_STEPS` of what RDP says. Of more than `MOST_KINDS` kinds those within 1 % of each other
-    count as one, with the least noise and the largest rate among them. Where that does not do, the answer is RDP's, for
-    at most `MOST_KINDS_BY_RDP` kinds; more are refused. So it takes seconds, and every answer is an upper bound.
-    `by_orders_alone` stops at RDP's answer: looser by some per cent, in milliseconds.
+    count as one, with the least noise and the largest rate among them. Where that does not do, the answer is RDP's. So
+    it takes seconds, and every answer is an upper bound.
+    `by_orders_alone` stops at RDP's answer: looser by some per cent, in milliseconds. So it does where `budget` is not
+    of Gaussian releases alone.
     """
     require_number(delta, "dp_delta", 0.0, 1.0)
     kinds, rho, in_all = _kinds_of(sampled, budget)
+    if not is_gaussian:
+        return min(epsilon(in_all, delta, "rdp"), _rdp_epsilon(kinds, rho, delta))
     unsampled = gaussian_epsilon(in_all, delta)
     if not kinds or unsampled == 0 or math.isinf(rho):
         return unsampled
@@ -438,11 +444,6 @@ def _taken_together(kinds: dict[tuple[float, float], int]) -> dict[tuple[float, 
         group = math.floor(math.log(noise) / math.log(ALIKE)), math.floor(math.log(rate) / math.log(ALIKE))
         least, largest, count = groups.get(group, (noise, rate, 0))
         groups[group] = min(least, noise), max(largest, rate), count + steps
-    if len(groups) > MOST_KINDS_BY_RDP:
-        raise BadInput(
-            f"a history of {len(groups):,} different kinds of Poisson-sampled steps takes too long to account for; at "
-            f"most {MOST_KINDS_BY_RDP}. Use fewer different noise multipliers or batch sizes."
-        )
     return {(noise, rate): steps for noise, rate, steps in groups.values()}
 
 
@@ -453,16 +454,67 @@ def _half_inverse_square(noise: float) -> float:
 
 
 def _rdp_epsilon(kinds: dict[tuple[float, float], int], budget: float, delta: float) -> float:
-    """By RDP at whole orders: quick, and valid also where no loss distribution fits; infinite where no order helps."""
-    from dp_accounting import rdp
+    """By RDP at whole orders: quick, and valid also where no loss distribution fits."""
+    losses = renyi_losses(((*kind, steps) for kind, steps in kinds.items()), budget)
+    bounds = np.where(delta**2 + np.expm1(-losses) > 0, 0.0, losses + _order_cost(ORDERS, delta))  # by KL, where ε is 0
+    return max(0.0, float(bounds.min()))
 
-    if not all(1e-2 < noise < 1e6 for noise, _ in kinds) or budget > 1e6:
-        return math.inf
-    accountant = rdp.RdpAccountant(orders=[*range(2, 65), 80, 96, 128, 192, 256, 512, 1024])
-    for (noise, rate), steps in kinds.items():
-        event = to_dp_event(noise_multiplier=noise, sampling_rate=max(rate, 1e-12))  # more sampling, more loss
-        accountant.compose(event, steps)
-    if budget > 0:
-        accountant.compose(to_dp_event(budget=budget))
-    bound = float(accountant.get_epsilon(delta))
-    return bound if bound >= 0 else math.inf
+
+# ---- Rényi losses, and a filter for losses that are chosen as it goes ------------------------------------------------
+
+
+def renyi_losses(sampled: Iterable[tuple[float, float, int]], budget: float) -> Array:
+    """Rényi divergence at each of `ORDERS` of steps (noise_multiplier, sampling_rate, num_steps) and a budget."""
+    return np.asarray(
+        sum((steps * _loss_of_step(noise, rate) for noise, rate, steps in sampled), ORDERS * budget), dtype=np.float64
+    )
+
+
+@lru_cache(maxsize=4096)
+def _loss_of_step(noise: float, rate: float) -> Array:
+    """ln Σ_k C(α,k) (1-q)^(α-k) q^k e^(k(k-1)/(2σ²)) / (α-1) for adding or removing (Mironov, Talwar & Zhang 2019)."""
+    from scipy.special import gammaln, logsumexp
+
+    if rate == 1 or not 1e-2 < noise < 1e6:
+        return ORDERS * _half_inverse_square(noise)  # as if nobody were left out
+    k, left = np.arange(ORDERS[-1] + 1), ORDERS[:, None] - np.arange(ORDERS[-1] + 1)
+    ways = gammaln(ORDERS + 1)[:, None] - gammaln(k + 1) - gammaln(np.maximum(left, 0) + 1)
+    terms = ways + left * math.log1p(-rate) + k * math.log(rate) + k * (k - 1) * _half_inverse_square(noise)
+    return np.asarray(np.maximum(logsumexp(np.where(left < 0, -np.inf, terms), axis=1), 0) / (ORDERS - 1))
+
+
+def _order_cost(orders: Array, delta: Any) -> Array:
+    """What an order adds to its divergence to be an ε at δ (Canonne, Kamath & Steinke 2020, Prop. 12)."""
+    return np.asarray(np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1))
+
+
+def filter_room(losses: Array, dp_epsilon: float, dp_delta: float, extra: float = 0.0) -> float:
+    """The largest ρ that a filter for (dp_epsilon, dp_delta) still admits; below 0 where it is passed.
+
+    losses  `renyi_losses` of all releases, each of which may have been chosen from what was public before
+    extra   how far the noise drawn is, in total variation, from the noise meant
+
+    A Rényi filter at one order, whose bound is fixed in advance, holds for adaptive choices (Feldman & Zrnic 2021,
+    arXiv:2008.11193). Here are a few, each with a fixed part of δ, and releases go on while one has room: one that has
+    room in the end would have released the same by itself, so the parts of δ add up. Most of δ has the order that
+    admits the most Gaussian releases, the rest lower ones, which suit steps with little noise.
+    """
+    if added_delta(dp_epsilon, extra) > DELTA_OF_NOISE * dp_delta:
+        return -math.inf
+    return float(((dp_epsilon - losses - _filter_costs(dp_epsilon, dp_delta)) / ORDERS).max())
+
+
+@lru_cache(maxsize=1024)
+def _filter_costs(dp_epsilon: float, dp_delta: float) -> Array:
+    """What each order adds to its divergence under the filter; infinite at those that have no part of δ."""
+    require_number(dp_delta, "dp_delta", 0.0, 1.0)
+    delta = (1 - DELTA_OF_NOISE) * dp_delta
+    best = int(np.argmax((dp_epsilon - _order_cost(ORDERS, DELTA_OF_ORDERS[1.0] * delta)) / ORDERS))
+    shares = np.zeros(len(ORDERS))
+    for part, share in DELTA_OF_ORDERS.items():
+        shares[np.searchsorted(ORDERS, part * ORDERS[best])] += share
+    with np.errstate(divide="ignore"):
+        costs = np.where(shares > 0, _order_cost(ORDERS, shares * delta), np.inf)
+    if costs.min() >= dp_epsilon:
+        raise BadInput(f"a cap of ε = {dp_epsilon:g} at δ = {dp_delta:g} admits nothing at all. Use a larger ε or δ.")
+    return costs

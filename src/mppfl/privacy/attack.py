@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,14 +67,12 @@ def attack_risk(spent: Any, sampled: Sequence[tuple[float, float, int]] = ()) ->
     distribution: every loss ε with its δ(ε) bounds the rate at false positives α by δ + αe^ε and by 1 - (1-α-δ)e^-ε.
 
     Args:
-        spent: ρ, an array of them, or an `Account` without Poisson-sampled releases (a ledger has `get_attack_risk`).
+        spent: ρ, an array of them, or an `Account`.
         sampled: (noise_multiplier, sampling_rate, num_steps) of each kind of Poisson-sampled steps, with one ρ.
 
     Raises:
-        BadInput: A budget is no number of at least 0, or an account has Poisson-sampled releases.
+        BadInput: A budget is no number of at least 0.
     """
-    if np.any(getattr(spent, "poisson", 0)):
-        raise BadInput("the account does not hold its Poisson-sampled releases; ask the ledger: get_attack_risk.")
     try:
         rho: Array = np.asarray(getattr(spent, "budget", spent), dtype=np.float64)
     except (TypeError, ValueError) as cause:
@@ -85,6 +84,10 @@ def attack_risk(spent: Any, sampled: Sequence[tuple[float, float, int]] = ()) ->
     from scipy.special import erf, ndtr, ndtri
 
     risk = AttackRisk(erf(np.sqrt(rho) / 2), ndtr(ndtri(FALSE_POSITIVES) + np.sqrt(2) * np.sqrt(rho)))
+    of_history = cache(_risk_of_history)
+    for place, steps in enumerate(getattr(spent, "sampled", ())):
+        if steps:
+            risk.advantage[place], risk.true_positive_rate[place] = of_history(float(rho[place]), steps)
     return risk if rho.shape else AttackRisk(*map(float, risk))
 
 

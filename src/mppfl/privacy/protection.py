@@ -142,6 +142,15 @@ class Protection(Spec):
             closed=True,
         ),
     ] = 1.0
+    cohorts: Annotated[
+        int,
+        About(
+            "b public cohorts, drawn from the seed, that join sums in turns, each every b-th round. Noise takes back "
+            "part of that in the b - 1 rounds before, so that less adds up. 1: everybody joins every round.",
+            "",
+            1,
+        ),
+    ] = 1
     dropouts: Annotated[
         int, About("secure_sum: clients that may fail in a round; noise is enough without them.", "", 0)
     ] = 0
@@ -155,6 +164,7 @@ class Protection(Spec):
                 object.__setattr__(self, name, usual)
         self._require_unit_and_release()
         self._require_trust()
+        self._require_participation()
         if self.total_epsilon is not None and self.budget_unit != 1.0:
             raise BadInput(
                 f"total_epsilon={self.total_epsilon:g} chooses the unit of budgets, and budget_unit="
@@ -190,16 +200,23 @@ class Protection(Spec):
                 f"trust={self.trust!r} opens one sum a round, and release='steps' has several. Use release='gradient' "
                 "with more rounds."
             )
-        if self.client_rate == 0 or (self.client_rate < 1 and not self.opens_sums):
-            raise BadInput(
-                f"client_rate={self.client_rate:g} must be above 0, and 1 under trust='local', where everybody sees "
-                "who is in a round. Use trust='secure_sum' or 'server'."
-            )
         if self.trust != "secure_sum" and (self.dropouts or self.colluding):
             raise BadInput("dropouts and colluding are for trust='secure_sum'. Leave them out.")
         if self.trust == "secure_sum" and self.noise == "gaussian":
             raise BadInput(
                 "noise='gaussian' does not add up exactly on the grid of a secure sum. Use noise='discrete'."
+            )
+
+    def _require_participation(self) -> None:
+        if self.client_rate == 0 or (self.client_rate < 1 and not self.opens_sums):
+            raise BadInput(
+                f"client_rate={self.client_rate:g} must be above 0, and 1 under trust='local', where everybody sees "
+                "who is in a round. Use trust='secure_sum' or 'server'."
+            )
+        if self.cohorts > 1 and (self.client_rate < 1 or not self.opens_sums):
+            raise BadInput(
+                f"cohorts={self.cohorts} join sums in public turns. Use trust='secure_sum' or 'server' with "
+                "client_rate=1, or cohorts=1."
             )
 
     # ---- behaviour
@@ -209,7 +226,8 @@ class Protection(Spec):
         """Trust, unit and release in words, as the ledger notes them."""
         of = {"shuffled": " over shuffled batches", "poisson": " over Poisson batches"}.get(self.batches, "")
         sampled = " of sampled clients" if self.client_rate < 1 else ""
-        return f"{self.trust} {self.unit} {self.release}{of}{sampled}".replace("_", " ")
+        turns = f" in {self.cohorts} cohorts" if self.cohorts > 1 else ""
+        return f"{self.trust} {self.unit} {self.release}{of}{sampled}{turns}".replace("_", " ")
 
     @property
     def clips_examples(self) -> bool:

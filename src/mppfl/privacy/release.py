@@ -54,6 +54,7 @@ class ReleaseCost:
         extra_delta: Total-variation distance of the noise drawn from the noise meant; (1 + e^ε) times it is added to δ.
         sampling_rate: Chance of a record to be in a batch; only where batches are Poisson-sampled.
         num_steps: Noisy steps of the whole round; only where batches are Poisson-sampled.
+        in_sum: Whether one noise hides it with others, in a sum that opens as a whole.
         noise_std: σ of each noisy answer, in the unit of the update.
         round_index: Round of the release; 0 fits any.
         run: Run of the release; an empty one fits any.
@@ -74,6 +75,7 @@ class ReleaseCost:
     extra_delta: float = 0.0
     sampling_rate: float | None = None
     num_steps: int | None = None
+    in_sum: bool = False
     noise_std: float = math.nan
     round_index: int = 0
     run: str = ""

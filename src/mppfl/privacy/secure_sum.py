@@ -9,6 +9,19 @@ Values and noise are whole numbers of steps on a public grid g and are added mod
 moves two neighbouring vectors apart by at most g√p further. Each share is discrete Gaussian noise; their sum is nearly
 so, and the difference costs at most τ√p (Kairouz, Liu & Steinke 2021, Prop. 14). Together a client spends
 ρ_i = (θ_i Δ_i/√V + margin)²/2, with margin = (g/√V + τ)√p.
+
+Cohorts join in turns, a client in every b-th sum. White noise z of variance V then makes, in units of √V, the noise
+
+    n_t = (z_t - c_1 n_{t-1} - ... - c_{b-1} n_{t-b+1}) / c_0
+
+of the t-th sum, or n = C⁻¹z with the banded Toeplitz matrix C of c_0 ... c_{b-1} (Choquette-Choo et al. 2023,
+arXiv:2306.08153; c from Kalinin & Lampert 2024, arXiv:2405.13763). Sums x + n tell what Cx + z tells. Columns of C at
+two turns of a client are disjoint, and |c| = 1: together its turns cost Σ ρ_i with ρ_i as above, each with all b sums
+in which it shows. Rounding a vector, and b - 1 times what is taken back, makes the margin 1 + √(b-1) times as large.
+
+Nobody has to know noise to take it back: Σ c_s n_{t-s} = Σ c_s (x + n)_{t-s} - Σ c_s x_{t-s}, the first of which is
+public. So in a secure sum the clients of the b - 1 rounds before send their vectors once more, times c_s, and all noise
+is fresh. Who does not is missed in the sum, at no cost in privacy.
 """
 
 from __future__ import annotations
@@ -52,7 +65,7 @@ class OpenedSum(NamedTuple):
 
     total            Σ θ_i x_i over those who arrived, on the grid, with noise
     arrived          who sent its vector
-    noise_variance   of the noise in each entry of `total`: k shares, of k who arrived
+    noise_variance   of the fresh noise in each entry of `total`: k shares, of k who arrived
     hidden_variance  of what those who collude cannot subtract: k - colluding shares; at least the variance asked for
     """
 
@@ -138,6 +151,26 @@ def _below_limits(wish: Array, limits: Array) -> tuple[Array, float]:
     return np.minimum(wish + level, limits), level
 
 
+def banded_square_root(cohorts: int) -> Array:
+    """c_0 ... c_{b-1}: the first b Taylor coefficients of (1-x)^(-1/2), scaled to length 1."""
+    steps = np.arange(1, cohorts)
+    root = np.cumprod(np.append(1.0, (2 * steps - 1) / (2 * steps)))
+    return np.asarray(root / np.linalg.norm(root))
+
+
+def noise_growth(cohorts: int, num_rounds: int) -> float:
+    """Standard deviation of the noise of the round of this number over √V: the length of its row of C⁻¹.
+
+    Rows after ten times the band are longer by less than 10⁻¹² of that.
+    """
+    from scipy.linalg import solve_toeplitz
+
+    size = min(num_rounds, 10 * cohorts)
+    column, above, first = np.zeros(size), np.zeros(size), np.eye(1, size)[0]
+    column[:cohorts] = banded_square_root(cohorts)[:size]
+    return float(np.linalg.norm(solve_toeplitz((column, above), first)))
+
+
 def grid_of_sum(noise_variance: float) -> float:
     """g: the largest power of two that fits 2²⁰ times into √V. It depends on the noise alone."""
     return grid_of(math.sqrt(noise_variance), "gaussian")
@@ -174,7 +207,10 @@ class SecureSum:
     the grid, adds its share of the noise, and sums modulo 2⁶⁴. Holds one vector and the sum.
 
     weights     θ_i; a client of weight 0 takes no part
-    variance    V that stays hidden: each share has V/(n - d - c) of n who take part; the server's noise is one share
+    variance    V that stays hidden: each share has V/(n - d - c) of n who take part; the server's noise is one share.
+                All over c_0² where there are cohorts
+    past        noise of the rounds before, the last one first, in units of their √V; after `open` what the next sum is
+                to be given. As secret as the vectors
     rng         a simulation, which protects nobody, draws the sum of the shares at once; its distribution differs by
                 less than 10⁻⁶⁰. Without it each share comes from the operating system's generator
     grid        g; left out, the one that `noise_of_sum` counts with
@@ -188,15 +224,18 @@ class SecureSum:
         num_parameters: int,
         rng: np.random.Generator | None = None,
         grid: float | None = None,
+        past: Sequence[Array] = (),
     ) -> None:
         self.weights = read_only(weights, "weights")
         require(self.weights, "weights", (self.weights >= 0) & (self.weights < math.inf), "finite and at least 0")
         num_clients = int((self.weights > 0).sum())
-        self.protection, self.num_parameters, self.rng = protection, num_parameters, rng
+        self.protection, self.rng = protection, rng
         self._total: NDArray[np.int64] = np.zeros(num_parameters, dtype=np.int64)
+        self._noise = np.zeros_like(self._total)
         self.shares = shares_of(protection, num_clients)
         self.variance, self.grid = variance, grid_of_sum(variance) if grid is None else grid
-        self.share_std = math.sqrt(variance / self.shares) / self.grid  # in grid steps
+        self.band, self.past = banded_square_root(protection.cohorts), tuple(past)
+        self.share_std = math.sqrt(variance / self.shares) / self.grid / self.band[0]  # in grid steps
         if self.share_std < LEAST_STEPS:
             raise BadInput(f"a share of the noise is {self.share_std:.3g} grid steps; have fewer clients in a sum.")
         _require_room(self.weights, protection, self.grid)
@@ -210,18 +249,15 @@ class SecureSum:
         weight = float(self.weights[client])
         if weight == 0 or self.arrived[client]:
             raise BadInput(f"client number {client} has no part in this sum, or has sent its vector already.")
-        message = _in_steps(vector, weight, self.protection.clip_norm, self.grid, client)
-        if self.rng is None and self.protection.trust == "secure_sum":
-            message += discrete_steps(message.size, self.share_std)
-        self._total += message.astype(np.int64)  # wraps around, as sums modulo 2⁶⁴ do
-        self.arrived[client] = True
+        # int64 wraps around, as sums modulo 2⁶⁴ do.
+        self._total += _in_steps(vector, weight, self.protection.clip_norm, self.grid, client).astype(np.int64)
+        self.add_nothing(client)
 
     def add_nothing(self, client: int) -> None:
-        """Adds the message of a client that is not sampled: 0 and its share of the noise."""
-        if self.rng is not None or self.protection.trust == "server":
-            self.arrived[client] = True  # whose noise is drawn with all others' in the end
-        else:
-            self.add(client, np.zeros(self.num_parameters))
+        """Adds the client's share of the noise alone: the message of one that is not sampled."""
+        if self.rng is None and self.protection.trust == "secure_sum":  # else all noise is drawn in the end
+            self._noise += discrete_steps(self._noise.size, self.share_std).astype(np.int64)
+        self.arrived[client] = True
 
     def open(self) -> OpenedSum:
         """What the server reads. Raises where too few arrived: no sum opens, and nothing is spent."""
@@ -234,14 +270,41 @@ class SecureSum:
             )
         opened = 1 if from_server else count
         if from_server or self.rng is not None:
-            noise = discrete_steps(self._total.size, self.share_std * math.sqrt(opened), self.rng)
-            self._total += noise.astype(np.int64)
+            noise = discrete_steps(self._noise.size, self.share_std * math.sqrt(opened), self.rng)
+            self._noise = noise.astype(np.int64)
+        std_in_steps = math.sqrt(self.variance) / self.grid
+        for c, before in zip(self.band[1:], self.past, strict=False):
+            self._noise -= np.rint(c / self.band[0] * std_in_steps * before).astype(np.int64)
+        self.past = (self._noise / std_in_steps, *self.past)[: len(self.band) - 1]
+        share = self.variance / self.shares / self.band[0] ** 2
         return OpenedSum(
-            np.asarray(self._total * self.grid, dtype=np.float64),
+            np.asarray((self._total + self._noise) * self.grid, dtype=np.float64),
             self.arrived,
-            noise_variance=opened * self.variance / self.shares,
-            hidden_variance=(opened - colluding) * self.variance / self.shares,
+            noise_variance=opened * share,
+            hidden_variance=(opened - colluding) * share,
         )
+
+
+def opened_sum(
+    protection: Protection,
+    noise: SharedNoise,
+    vectors: Sequence[Floats | None],
+    num_parameters: int,
+    rng: np.random.Generator | None,
+    past: Sequence[Array] = (),
+) -> tuple[Array, tuple[Array, ...]]:
+    """The sum of clients' vectors as the server reads it, and the noise that the next sum is to be given.
+
+    vectors  one of each client; None for noise alone
+    """
+    total = SecureSum(protection, noise.weights, noise.noise_variance, num_parameters, rng, past=past)
+    for client in np.flatnonzero(noise.weights > 0).tolist():
+        vector = vectors[client]
+        if vector is None:
+            total.add_nothing(client)
+        else:
+            total.add(client, vector)
+    return total.open().total, total.past
 
 
 def shares_of(protection: Protection, num_clients: int) -> int:
@@ -249,6 +312,12 @@ def shares_of(protection: Protection, num_clients: int) -> int:
     if protection.trust == "server":
         return 1
     return hiding_shares(num_clients, protection.dropouts, protection.colluding)
+
+
+def margin_of(protection: Protection, num_parameters: int, num_clients: int) -> float:
+    """`rounding_margin` of a sum of so many clients, and of those after it in which its vectors show."""
+    margin = rounding_margin(num_parameters, shares_of(protection, num_clients))
+    return margin * (1 + math.sqrt(protection.cohorts - 1))
 
 
 def noise_of_sum(
@@ -268,7 +337,7 @@ def noise_of_sum(
         wished,
         dispersion,
         num_parameters,
-        margin=rounding_margin(num_parameters, shares),
+        margin=margin_of(protection, num_parameters, len(works)),
         opened_over_hidden=opened / shares,
     )
     _require_room(noise.weights, protection, grid_of_sum(noise.noise_variance))
@@ -281,7 +350,7 @@ def noise_of_sampled_sum(
     """Weights and noise of a sum of sampled clients, whose noise multipliers √V/(θ_i Δ_i) are given."""
     wished = np.asarray(multipliers, dtype=np.float64)
     delta = np.array([protection.sensitivity(work) for work in works])
-    margin = rounding_margin(num_parameters, shares_of(protection, len(works)))
+    margin = margin_of(protection, num_parameters, len(works))
     reach = np.maximum(1 / wished - margin, 0.0) / delta
     if not reach.any():
         raise BadInput(f"rounding alone costs more than noise of {wished.min():.3g} times the sensitivity allows.")
@@ -292,8 +361,11 @@ def sum_cost(
     protection: Protection, client: str, spent: float | None, num_clients: int, num_parameters: int,
     noise_multiplier: float | None = None,
 ) -> ReleaseCost:  # fmt: skip
-    """What one client pays for its part in a sum of so many clients: a budget, or sampled noise."""
-    drawn = 0.0 if protection.is_simulated else min(1.0, 3 * num_clients * num_parameters * NOT_EXACT)
+    """What one client pays for its part in a sum: a budget, or sampled noise.
+
+    num_clients  in all: of b cohorts, together b - 1 more at most have shares in the b sums in which its part shows
+    """
+    drawn = 3 * (num_clients + protection.cohorts - 1) * num_parameters * NOT_EXACT
     return ReleaseCost(
         client,
         protection.name,
@@ -302,9 +374,10 @@ def sum_cost(
         budget=spent,
         noise_multiplier=noise_multiplier if spent is None else 1 / math.sqrt(2 * spent),
         noise_kind="simulated" if protection.is_simulated else "discrete",
-        extra_delta=drawn,
+        extra_delta=0.0 if protection.is_simulated else min(1.0, drawn),
         sampling_rate=protection.client_rate if spent is None else None,
         num_steps=1 if spent is None else None,
+        in_sum=True,
     )
 
 

@@ -15,10 +15,19 @@ from torch import Tensor, nn
 from mppfl.arrays import Array, BoolArray, IntArray, require_count, require_number
 from mppfl.data import ClientData, Inputs
 from mppfl.errors import BadInput
-from mppfl.game import Plan
-from mppfl.privacy import LocalWork, Protection, SecureSum, clip_rows, noise_of_sum, release_updates
+from mppfl.game import Plan, RoundTerms, plan_from_rounds
+from mppfl.privacy import (
+    LocalWork,
+    Protection,
+    banded_square_root,
+    clip_rows,
+    noise_of_sum,
+    opened_sum,
+    release_updates,
+)
 from mppfl.privacy.audit import AuditResult
 from mppfl.spec import TrainingConfig
+from mppfl.training.budget_unit import plan_in_turns
 from mppfl.training.client import ClientSlot, GradientNoise, as_array, batches_of_round, local_work
 from mppfl.training.engines import Engine, choose_engine
 from mppfl.training.job import require_private
@@ -61,7 +70,7 @@ def audit_sensitivity(
     One record of the client, or all its data, is changed: labels flipped, features blown up 10, 100 and 1000 times,
     mirrored, set to 0, or absent. Every variant goes through the engine, model, precision and clipping of the training,
     with the noise switched off, and what would have got noise is compared. Under sums that open as a whole the weight
-    and the rounding to the grid are audited with it.
+    and the rounding to the grid are audited with it, with cohorts over rounds in which the client has two turns.
 
     Args:
         model: The model that is trained, at the weights where the audit looks.
@@ -97,7 +106,8 @@ def audit_sensitivity(
     declared = protection.queries(work)
     counted = protection.is_zcdp and protection.unit == "record"  # samples are counted by their accountant
     ratio = measured / claimed
-    in_sum = _spent_in_sum(answers[worst[0]][[worst[1], worst[2]]], config, data, client, claimed)
+    pair = answers[worst[0]][[worst[1], worst[2]]]
+    in_sum = _spent_in_sums(pair, config, data, client) if protection.opens_sums else 0.0
     holds = max(ratio, in_sum) <= 1 + ROUNDING and (touched <= declared or not counted)
     between = [neighbours[int(k)].name for k in worst[1:]]
     return AuditResult(
@@ -226,23 +236,32 @@ def _distances(vectors: Array, to_absent: bool) -> Array:
     return table
 
 
-def _spent_in_sum(pair: Array, config: TrainingConfig, data: ClientData, client: int, claimed: float) -> float:
-    """√(spent / charged) of the pair of vectors in a sum of all clients, through the real sum; 0 without sums."""
+def _spent_in_sums(pair: Array, config: TrainingConfig, data: ClientData, client: int) -> float:
+    """√(spent / charged) of the pair of vectors in sums of all clients, through the real sums.
+
+    With cohorts over as many rounds as the client has two turns in. Whoever saw the same sums before knows what noise
+    there was if it was the first vector, and what if the second: a round tells how far apart its sums then are.
+    """
     protection = config.protection
-    if not protection.opens_sums:
-        return 0.0
     works = [local_work(int(size), config, name) for size, name in zip(data.num_examples, data.names, strict=True)]
     caps = np.where(np.arange(data.num_clients) == client, 0.01, 0.1)  # so that its weight is bounded
     dispersion = config.dispersion * protection.clip_norm**2
-    noise = noise_of_sum(protection, caps, works, pair.shape[1], data.num_examples, dispersion)
-    totals = []
-    for vector in pair:  # the same simulated noise in both, so that it goes out of the difference
-        total = SecureSum(protection, noise.weights, noise.noise_variance, pair.shape[1], np.random.default_rng(0))
-        for other in np.flatnonzero(noise.weights > 0).tolist():
-            total.add(other, vector if other == client else np.zeros(pair.shape[1]))
-        totals.append(total.open().total)
-    spent = float(np.sum((totals[0] - totals[1]) ** 2)) / (2 * noise.noise_variance)
-    return math.sqrt(spent / float(noise.used[client])) if noise.used[client] > 0 else 0.0
+    terms = [RoundTerms(t + 1, 1.0, 1.0, caps) for t in range(2 * protection.cohorts)]
+    size, spent, charged = pair.shape[1], 0.0, 0.0
+    past: list[tuple[Array, ...]] = [(), ()]  # noise of the rounds before, if it was the first vector, or the second
+    for position, turn in enumerate(plan_in_turns(plan_from_rounds("audit", terms), config)):
+        joining = np.flatnonzero(turn.budgets)
+        of_joining = caps[joining], [works[k] for k in joining], size, data.num_examples[joining]
+        noise = noise_of_sum(protection, *of_joining, dispersion)
+        apart = np.zeros(size)
+        for number, vector in enumerate(pair):  # the same fresh noise in both, which goes out of their difference
+            rng, vectors = np.random.default_rng(position), [vector if k == client else None for k in joining]
+            total, past[number] = opened_sum(protection, noise, vectors, size, rng, past[number])
+            apart = total / math.sqrt(noise.noise_variance) - apart
+        spent += float(apart @ apart) * banded_square_root(protection.cohorts)[0] ** 2 / 2
+        charged += float(noise.used[joining == client].sum())
+        past[1] = tuple(before - (age == 0) * apart for age, before in enumerate(past[1]))
+    return math.sqrt(spent / charged) if charged > 0 else 0.0
 
 
 # ---- a whole training, in one run -----------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""From an ε for the whole training to the unit of its budgets: ρ of the training = unit · ρ of the game."""
+"""From an ε for the whole training to the unit of its budgets: ρ of the training = unit · ρ of the game. And whose turn
+it is, which decides what budgets add up to."""
 
 from __future__ import annotations
 
@@ -9,13 +10,32 @@ import numpy as np
 
 from mppfl.arrays import require_number
 from mppfl.errors import BadInput
-from mppfl.game import Plan
+from mppfl.game import Plan, plan_from_rounds
 from mppfl.privacy import LocalWork, added_delta, epsilon, price_of_noise, sum_cost
 from mppfl.spec import TrainingConfig
+from mppfl.training.client import stream
 
 LEAST_EPSILON, MOST_EPSILON = 1e-6, 1e3
 ROUNDING = 1e-9  # of ρ, taken off: more than a sum of any number of rounds gains in floating point
 FINE = 1e-12  # of ρ, to which the largest is sought
+
+
+def plan_in_turns(plan: Plan, config: TrainingConfig) -> Plan:
+    """The plan with budgets of those alone whose cohort's turn it is: the k-th round from 0 is that of cohort k mod b.
+
+    Cohorts are drawn from the seed, which is public, and differ by one client at most.
+    """
+    cohorts = config.protection.cohorts
+    if cohorts == 1:
+        return plan
+    if cohorts > plan.num_clients:
+        raise BadInput(f"cohorts={cohorts} of {plan.num_clients} clients leave some empty. Use fewer cohorts.")
+    places = stream(config.stream_seed, "cohorts", 0, 0).permutation(plan.num_clients) % cohorts
+    turns = [
+        replace(terms, budgets=np.where(places == position % cohorts, terms.budgets, 0.0))
+        for position, terms in enumerate(plan)
+    ]
+    return plan_from_rounds(plan.mechanism, turns, plan.notes, plan.participation, plan.against)
 
 
 def budget_unit_for(plan: Plan, total_epsilon: float, dp_delta: float, method: str = "exact") -> float:
@@ -77,7 +97,7 @@ def delta_for_budgets(config: TrainingConfig, total_epsilon: float, num_paramete
 
 def with_budget_unit(config: TrainingConfig, plan: Plan, num_parameters: int) -> TrainingConfig:
     """The configuration with the unit of budgets that keeps its total_epsilon under this plan, where it has one."""
-    total = config.protection.total_epsilon
+    total, plan = config.protection.total_epsilon, plan_in_turns(plan, config)
     if total is None:
         return config
     dp_delta = delta_for_budgets(config, total, num_parameters, plan)

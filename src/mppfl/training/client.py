@@ -31,7 +31,7 @@ from mppfl.training.models import FlatModel, flattened, normalises_over_examples
 
 log = logging.getLogger(__name__)
 
-PURPOSES = {"batches": 1, "noise": 2, "layers": 3, "views": 4, "sum": 5}
+PURPOSES = {"batches": 1, "noise": 2, "layers": 3, "views": 4, "sum": 5, "cohorts": 6}
 SMALLEST_FACTOR = 1e-35
 TESTED_AT_ONCE = 1000  # examples; a batch norm takes their statistics
 LARGEST_STACK = 2**24  # entries of per-example gradients held at once: 64 MB in float32, and 128 MB more in float64

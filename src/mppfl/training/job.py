@@ -22,7 +22,7 @@ from mppfl.privacy import LocalWork, ReleaseCost, poisson_noise_of_plan
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.spec import TrainingConfig
 from mppfl.training.aggregate import server_step
-from mppfl.training.budget_unit import with_budget_unit
+from mppfl.training.budget_unit import plan_in_turns, with_budget_unit
 from mppfl.training.client import as_array, local_work, require_gradients_of_examples
 from mppfl.training.models import FlatModel, flat_model, normalises_over_examples, seeded_layers
 from mppfl.training.records import Checkpoint
@@ -42,10 +42,12 @@ class TrainingJob:
 
     Args:
         name: of the training, and of its run in the ledger.
-        plan: what every client is offered in each round.
+        plan: what every client is offered in each round; under a protection with cohorts it becomes what those are
+            offered whose turn it is.
         data: the clients' examples and the test data.
         config: how clients train, what protects them and how updates are aggregated.
-        ledger: None for one in memory. Jobs are alternatives to each other: give each a ledger of its own.
+        ledger: None for one in memory. Give jobs that are alternatives ledgers of their own, and the same one to those
+            that add up.
         resume: where to continue from; it must come from the same training.
 
     Example:
@@ -65,6 +67,15 @@ class TrainingJob:
     config: TrainingConfig
     ledger: PrivacyLedger | None = None
     resume: Checkpoint | None = None
+    run: str = ""
+
+    @property
+    def run_in_ledger(self) -> str:
+        """The name of its run in the ledger."""
+        return self.run or self.name
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "plan", plan_in_turns(self.plan, self.config))
 
     @property
     def computed_with(self) -> tuple[object, ...]:
@@ -166,7 +177,7 @@ class TrainingState:
     """Where one job stands between two rounds: the model, the server's memory, the protection, the ledger.
 
     `account` is what each client has paid in this training so far. The ledger may know more: other runs, and rounds
-    that were reserved before an interruption and are computed again.
+    that were reserved before an interruption and are computed again. `past_noise` is what the next sum is given.
     """
 
     def __init__(self, model: FlatModel, job: TrainingJob) -> None:
@@ -179,6 +190,7 @@ class TrainingState:
         self.protection = config.protection
         self.memory: dict[str, Tensor] = {}
         self.account = {name: np.zeros(data.num_clients) for name in ("spent", "extra_delta")}
+        self.past_noise: tuple[Array, ...] = ()
         device = find_device(config.device)
         if job.resume is None:
             self._require_own_run(taken_up=False)
@@ -195,6 +207,7 @@ class TrainingState:
         self.handed_out = torch.from_numpy(job.resume.weights).to(device)
         kept = dict(job.resume.server)
         self.account = {name: kept.pop(f"account.{name}").copy() for name in self.account}
+        self.past_noise = tuple(kept.pop(name) for name in sorted(kept) if name.startswith("noise."))
         self.memory = {name: torch.from_numpy(value).to(device) for name, value in kept.items()}
         self.weights = self.memory.pop("current", self.handed_out)
         self.position = job.resume.rounds_done
@@ -206,7 +219,7 @@ class TrainingState:
         if self.job.ledger is not None and self.key is not None:
             # Noise that protects is paid for again in every round that stands there, whoever made it.
             is_paid_again = not self.config.protection.is_simulated
-            self.ledger.require_run(self.job.name, self.key, taken_up=taken_up or is_paid_again)
+            self.ledger.require_run(self.job.run_in_ledger, self.key, taken_up=taken_up or is_paid_again)
 
     def pay(self, client: int, cost: ReleaseCost) -> None:
         """Adds a cost that stands in the ledger to this training's own account."""
@@ -226,9 +239,8 @@ class TrainingState:
     def reserved_before(self) -> dict[int, set[str]]:
         """Who stands in the ledger for each round of this run, from before an interruption."""
         names: dict[int, set[str]] = {}
-        for event in self.ledger.events():
-            if event["run"] == self.job.name:
-                names.setdefault(event["round_index"], set()).add(event["client"])
+        for event in self.ledger.events(self.job.run_in_ledger):
+            names.setdefault(event["round_index"], set()).add(event["client"])
         return names
 
     @cached_property
@@ -260,6 +272,8 @@ class TrainingState:
         """All that a resumed training needs beside the model that was handed out."""
         kept = {name: as_array(value).copy() for name, value in self.memory.items()}
         kept |= {f"account.{name}": value.copy() for name, value in self.account.items()}
+        if not self.is_done:  # whoever has it can take the noise out of sums
+            kept |= {f"noise.{age:06}": noise for age, noise in enumerate(self.past_noise)}
         if self.handed_out is not self.weights:
             kept["current"] = as_array(self.weights).copy()
         return kept

@@ -1,7 +1,8 @@
 """What a training leaves behind: RoundRecord of a round, History of many, Checkpoint to resume from, Log of it all.
 
 Every random stream of a training starts anew for each round and client from the seed, so the model, the server
-optimiser's memory and the clip norm are all that a resumed training needs to go on bit for bit.
+optimiser's memory, noise that later rounds take back and the clip norm are all that a resumed training needs to go on
+bit for bit.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class RoundRecord:
                     Poisson batches it is known after the last round, NaN before
     seconds         wall time of the round
     weights         the model after the round, as one flat vector
-    server          the server optimiser's memory after the round, by name: what a resumed training needs beside weights
+    server          the server optimiser's memory after the round, by name: what a resumed training needs beside
+                    weights; with cohorts also the noise of the last rounds, which is as secret as the data
     engine          what computed the clients
     refused         clients whose cap forbade the round, whose upload of it is stored in the ledger already, or whose
                     budget is too small for a part in a sum

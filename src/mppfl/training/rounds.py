@@ -30,6 +30,7 @@ from mppfl.privacy import (
     clip_rows,
     epsilon,
     epsilon_with_extra,
+    noise_growth,
     noise_of_sampled_sum,
     noise_of_sum,
     release_on_device,
@@ -263,12 +264,15 @@ class JobRound:
             rng = stream(state.config.stream_seed, "sum", self.terms.round_index, 0)
             rng_of_noise = rng if state.protection.is_simulated else None
             variance = self.admission.variance
-            return SecureSum(state.protection, self.admission.weights, variance, num_parameters, rng_of_noise)
+            past, weights = state.past_noise, self.admission.weights
+            return SecureSum(state.protection, weights, variance, num_parameters, rng_of_noise, past=past)
         return WeightedMean(state.config.aggregation, sizes, self.noise_std, num_parameters)
 
     def _noise_std(self) -> Array:
         if self.admission.weights is not None:
-            return np.asarray(math.sqrt(self.admission.variance) * self._pace / self.admission.weights)
+            std = math.sqrt(self.admission.variance) * self._pace
+            growth = noise_growth(self.state.protection.cohorts, self.state.position + 1)
+            return np.asarray(std * growth / self.admission.weights)
         pairs = zip(self.clients, self.costs, strict=True)
         return np.array([noise_in_update(self.state.config, self.state.works[int(k)], cost) for k, cost in pairs])
 
@@ -316,6 +320,8 @@ class JobRound:
 
     def _result(self) -> tuple[Tensor | None, Array, float]:
         """The mean update, the weights and the dispersion; None where nobody participated."""
+        if not isinstance(self.mean, SecureSum):  # nothing noisy opens, and the next sums take nothing of it back
+            self.state.past_noise = (np.zeros(()), *self.state.past_noise)[: self.state.protection.cohorts - 1]
         if self.mean is None:
             return None, np.zeros(0), math.nan
         if isinstance(self.mean, WeightedMean):
@@ -326,6 +332,7 @@ class JobRound:
         weights = self.mean.weights  # which sum to 1 unless somebody could not pay a second time
         pace = self._pace / (weights.sum() * self.state.protection.client_rate)
         opened = torch.from_numpy(self.mean.open().total * pace)
+        self.state.past_noise = self.mean.past
         return opened.to(self.state.weights), weights / weights.sum(), self.state.config.dispersion
 
     def concluded(self, engine: Engine, test: Table, seconds: float) -> RoundRecord:
@@ -422,7 +429,9 @@ def largest_epsilon(state: TrainingState) -> float:
         names = [name for name in data.names if name in in_ledger]
         if not state.is_done or not names:
             return math.nan
-        ask = partial(state.ledger.get_epsilon, names, protection.dp_delta, unit=protection.unit)
+        ask = partial(
+            state.ledger.get_epsilon, names, protection.dp_delta, unit=protection.unit, run=state.job.run_in_ledger
+        )
         try:
             return float(np.max(ask("pld")))
         except TooManyHistories:  # with as many clients of different sizes, a training must not end here
@@ -450,7 +459,7 @@ def admitted(state: TrainingState, round_index: int, asked: Array, clients: IntA
     stored in the ledger, to be sent again as it is, cannot release another one and is refused.
     """
     costs = [cost_of_client(state, round_index, int(k), float(asked[k])) for k in clients]
-    run, ledger = state.job.name, state.ledger
+    run, ledger = state.job.run_in_ledger, state.ledger
     reservation = ledger.reserve_each(run, round_index, costs, training=state.key)
     outcomes = reservation.outcomes
     refused = {name for name, outcome in outcomes.items() if outcome == "refused"}
@@ -476,7 +485,7 @@ def admitted_to_sum(state: TrainingState, round_index: int, asked: Array, client
     All share the noise, so what each spends depends on who else participates: where a cap forbids some, the others'
     weights are found anew. A round that is computed again has those who were in it before.
     """
-    protection, config, run, data = state.protection, state.config, state.job.name, state.job.data
+    protection, config, run, data = state.protection, state.config, state.job.run_in_ledger, state.job.data
     size = state.model.num_parameters
     sizes = np.ones(data.num_clients) if config.aggregation == "uniform" else data.num_examples
     dispersion = config.dispersion * protection.clip_norm**2 if config.aggregation == "noise_aware" else math.inf
@@ -494,7 +503,7 @@ def admitted_to_sum(state: TrainingState, round_index: int, asked: Array, client
             clients = clients[noise.used > 0]
             continue
         costs = [
-            sum_cost(protection, data.names[k], used if protection.is_zcdp else None, len(clients), size, used)
+            sum_cost(protection, data.names[k], used if protection.is_zcdp else None, data.num_clients, size, used)
             for k, used in zip(clients.tolist(), noise.used.tolist(), strict=True)
         ]
         admission = Admission(clients, costs, noise.weights, noise.noise_variance)
@@ -516,8 +525,10 @@ def paid_again(state: TrainingState, round_index: int, admission: Admission, att
     """The sum of a round that was reserved `attempts` times before, and gets fresh noise: all pay once more.
 
     Where a cap forbids that, a client stays out. The others keep their weights and the noise, so what they pay is what
-    it was, and the mean is over fewer.
+    it was, and the mean is over fewer. Noise of the rounds before is forgotten: to take it back once more than in the
+    sum that was reserved would tell about their clients what nobody pays for.
     """
+    state.past_noise = ()
     names = [cost.client for cost in admission.costs]
     for k, cost in zip(admission.clients.tolist(), admission.costs, strict=True):
         for _ in range(attempts[cost.client]):  # for each time before, whether its sum ever opened or not
@@ -526,7 +537,7 @@ def paid_again(state: TrainingState, round_index: int, admission: Admission, att
     while kept:
         costs = [admission.costs[number] for number in kept]
         try:
-            state.ledger.reserve_again(state.job.name, round_index, costs)
+            state.ledger.reserve_again(state.job.run_in_ledger, round_index, costs)
         except BudgetExceeded as cause:
             refused = {refusal.client for refusal in cause.refusals}
             kept = [number for number in kept if names[number] not in refused]
@@ -543,12 +554,20 @@ def cost_of_client(state: TrainingState, round_index: int, client: int, budget: 
     if protection.opens_sums:  # without noise, or it would be a part of the sum's
         unit, adjacency = protection.unit, protection.adjacency or "replace_one"
         return ReleaseCost(
-            state.job.data.names[client], protection.name, unit, adjacency, budget, 0.0, "none", noise_std=0.0
+            state.job.data.names[client],
+            protection.name,
+            unit,
+            adjacency,
+            budget,
+            0.0,
+            "none",
+            in_sum=True,
+            noise_std=0.0,
         )
     multiplier = None if protection.is_zcdp else float(state.noise_multipliers[client][state.position])
     return round_cost(
         protection, budget if multiplier is None else None, state.works[client], state.model.num_parameters,
-        state.job.data.names[client], round_index, state.job.name, multiplier,
+        state.job.data.names[client], round_index, state.job.run_in_ledger, multiplier,
     )  # fmt: skip
 
 

@@ -19,10 +19,10 @@ from mppfl.charts import Line, first_and_last, slots_of
 from mppfl.errors import BadInput
 from mppfl.experiment import COLUMNS, Run, comparison_cells, comparison_rows, require_folder
 from mppfl.experiment.report import svg
-from mppfl.experiment.report.sections import headline, labels_of, run_section, subtitle, tiles, verdict
+from mppfl.experiment.report.sections import headline, labels_of, run_section, subtitle, verdict
 from mppfl.files import write_whole
 from mppfl.privacy.ledger import SIMULATION
-from mppfl.text import duration, epsilon, finite, number, percent, plainly, tooltip_number, tooltip_values
+from mppfl.text import delta, duration, epsilon, finite, number, percent, plainly, tooltip_number, tooltip_values
 
 MOST_CELLS = 60_000  # figures given to the page's script for its slider
 
@@ -73,15 +73,16 @@ def report_page(runs: Sequence[Run]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": number, "percent": percent, "epsilon": epsilon, "duration": duration}
+    words = (number, percent, epsilon, delta, duration)
+    environment.filters |= {function.__name__: function for function in words}
     return environment.get_template("report.html.j2").render(
         css=Markup(read_template("report.css")),
         js=Markup(read_template("report.js")),
         title=headline(runs),
         subtitle=subtitle(runs),
         verdict=verdict(runs, labels),
-        tiles=tiles(runs),
-        simulation=SIMULATION if any(run.accounts.simulation for run in runs) else "",
+        simulation=SIMULATION,
+        gradient=", ".join(svg.SCALE[::3]),
         legend=[{"label": label, "style": svg.style_of(slot)} for slot, label in zip(slots, labels, strict=True)],
         comparison=_comparison(runs, labels),
         charts=charts,
@@ -217,7 +218,6 @@ def _graphs(runs: Sequence[Run], labels: Sequence[str]) -> tuple[dict[str, Any],
         "edges": [{"id": edges_ids[k], "path": layout.edges} for k, layout in layouts.items()],
         "top": number(most["spent"]),
         "slider": runs[0].num_rounds if slides else 0,
-        "gradient": ", ".join(svg.SCALE[::3]),
         "infinite": any(np.isposinf(run.accounts.spent).any() for run in runs),
     }
     return pictures, {"ends": {name: tooltip_number(value) for name, value in most.items()}, "runs": data}

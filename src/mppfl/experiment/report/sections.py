@@ -13,8 +13,7 @@ from mppfl.arrays import Array
 from mppfl.experiment import Run, comparison_cells
 from mppfl.experiment.report import svg
 from mppfl.files import toml_text
-from mppfl.privacy.ledger import SIMULATION
-from mppfl.text import delta, duration, epsilon, finite, number, percent, plainly
+from mppfl.text import delta, epsilon, finite, number, percent, plainly
 
 MOST_LINES = 100  # of a table over clients; clients.csv has all
 MOST_NAMED = 12
@@ -150,29 +149,14 @@ def _least_spent(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:
     return [f"The middle client spends between ρ = {ends}."] if middles[high] > middles[low] else []
 
 
-def tiles(runs: Sequence[Run]) -> list[dict[str, str]]:
-    """The figures a single run is remembered by."""
-    if len(runs) > 1:
-        return []
-    (run,) = runs
-    most_exposed = run.names[int(np.argmax(run.exposure))] if np.isfinite(run.exposure).all() else ""
-    figures = (
-        (percent(run.final_accuracy), "accuracy on test data", ""),
-        (number(run.paid.sum()), "paid to clients", ""),
-        (f"ε {epsilon(float(run.accounts.dp_epsilon.max()))}", "of the client who spent most", ""),
-        (number(run.exposure.max()), "exposure of the most exposed", most_exposed),
-        (duration(run.provenance.seconds), "of training", run.provenance.device),
-    )
-    return [{"value": value, "label": label, "more": more} for value, label, more in figures]
-
-
 # ---- one run -------------------------------------------------------------------------------------------------------
 
 
 def run_section(position: int, slot: int, label: str, run: Run) -> dict[str, Any]:
-    """Exposure, privacy accounts, payments, who opted out, and provenance of one run."""
+    """What the template shows of one run beside the run itself: exposure, accounts, payments, and who opted out."""
     key = f"run-{position}"
     strength = run.setting("externality_strength")
+    order = _largest_first(np.nan_to_num(run.accounts.spent, posinf=np.inf))
     return {
         "key": key,
         "run": run,
@@ -180,13 +164,15 @@ def run_section(position: int, slot: int, label: str, run: Run) -> dict[str, Any
         "style": svg.style_of(slot),
         "facts": comparison_cells(run),
         "bars": _exposure(run),
+        "most_exposed": run.names[int(np.argmax(run.exposure))] if np.isfinite(run.exposure).all() else "",
         "bars_cut": _cut(MOST_BARS, run.num_clients, "most exposed"),
         "strength": plainly(strength) if isinstance(strength, (int, float)) else "",
         "absent": _absent(run),
-        "privacy": _privacy(run),
+        "protected": bool(np.isfinite(run.accounts.spent).all()),
+        "order": order,
+        "cut": _cut(len(order), run.num_clients, "who spent most"),
         "payments": _payments(run, label, key),
         "config": toml_text(_without_folders(run.config)).strip(),
-        "provenance": _provenance(run),
     }
 
 
@@ -215,19 +201,6 @@ def _exposure(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-def _privacy(run: Run) -> dict[str, Any]:
-    accounts = run.accounts
-    order = _largest_first(np.nan_to_num(accounts.spent, posinf=np.inf))
-    return {
-        "accounts": accounts,
-        "simulation": SIMULATION if accounts.simulation else "",
-        "dp_delta": delta(accounts.dp_delta),
-        "protected": bool(np.isfinite(accounts.spent).all()),
-        "order": order,
-        "cut": _cut(len(order), run.num_clients, "who spent most"),
-    }
-
-
 def _payments(run: Run, label: str, key: str) -> dict[str, Any]:
     payments, total = run.history.clients["payments"], float(run.paid.sum())
     present = run.history.clients["participating"].astype(np.bool_)
@@ -240,7 +213,6 @@ def _payments(run: Run, label: str, key: str) -> dict[str, Any]:
     return {
         "svg": heat,
         "top": number(top),
-        "gradient": ", ".join(svg.SCALE[::3]),
         "cut": _cut(len(data["names"]), run.num_clients, "best paid") + averaged,
         "total": total,
         "finite": math.isfinite(total) and total > 0,
@@ -271,23 +243,6 @@ def _absent(run: Run) -> list[dict[str, str]]:
             what = f"{len(clients):,} of {run.num_clients:,} {words}"
             lines.append({"what": what, "who": ", ".join(names) + more})
     return lines
-
-
-def _provenance(run: Run) -> list[tuple[str, str]]:
-    source = run.provenance
-    memory = f", {number(source.memory_gib)} GiB" if source.memory_gib else ""
-    versions = (("python", source.python), ("torch", source.torch), ("numpy", source.numpy), ("scipy", source.scipy))
-    return [
-        ("mppfl", f"{source.mppfl}, source {source.source}" if source.source else source.mppfl),
-        ("commit", source.commit or "not in a work tree"),
-        ("versions", ", ".join(f"{name} {version}" for name, version in versions if version)),
-        ("machine", f"{source.cpu}, {source.cores} cores{memory}" + (f"; {source.gpu}" if source.gpu else "")),
-        ("device", source.device),
-        ("engine", ", then ".join(dict.fromkeys(run.history.engine))),
-        ("started", source.started),
-        ("took", duration(source.seconds)),
-        ("model", f"{run.weights.size:,} parameters, {run.weights.dtype}"),
-    ]
 
 
 def _without_folders(value: Any) -> Any:

@@ -70,6 +70,7 @@
 
   const inSight = (frame) => { const at = frame.getBoundingClientRect(); return at.top < window.innerHeight && at.bottom > 0; };
   const charts = new Map(); /* what each frame is to show, and has not yet drawn */
+  const drawnCharts = new Map(); /* what each frame shows: drawn again where the theme changes */
   let newest = null; /* whose charts are to be seen: an older answer may still be drawing when the next one comes */
 
   function made(tag, attributes, ...inside) {
@@ -89,12 +90,12 @@
   }
 
   function plot(Plotly, key) {
-    const each = charts.get(key);
-    if (!each) return null;
+    if (!charts.has(key)) return null;
+    const place = here("chart-" + key), { data, layout } = window.mppflCharts.figure(charts.get(key));
+    drawnCharts.set(key, charts.get(key));
     charts.delete(key);
-    const place = here("chart-" + key);
-    place.style.height = each.layout.height + "px";
-    return Plotly.react(place, each.data, each.layout, { displayModeBar: false, responsive: true });
+    place.style.height = layout.height + "px";
+    return Plotly.react(place, data, layout, { displayModeBar: false, responsive: true });
   }
 
   /* Charts in sight are drawn at once, the others one a frame, when those are there. */
@@ -228,7 +229,35 @@
           window.localStorage.setItem("mppfl-theme", now);
         }
         document.documentElement.dataset.theme = now;
+        for (const [key, each] of drawnCharts) {
+          if (!charts.has(key)) charts.set(key, each);
+          plot(window.Plotly, key);
+        }
         return [now, now === "dark" ? "Light" : "Dark"];
+      },
+
+      /* How nodes and edges look, by Cytoscape's selectors; paint() gives their classes and colours. */
+      stylesheet(theme) {
+        if (!theme) return no();
+        const sheet = window.getComputedStyle(document.documentElement);
+        const [ink, line, border, strong] = ["--ink", "--edge", "--node-border", "--c1"].map((name) => sheet.getPropertyValue(name).trim());
+        const styles = {
+          "node": { "width": 16, "height": 16, "background-color": line, "border-width": 1, "border-color": border },
+          "node[paint]": { "background-color": "data(paint)" },
+          "node[diameter]": { "width": "data(diameter)", "height": "data(diameter)" },
+          "node[label]": { "color": ink, "font-size": 17, "min-zoomed-font-size": 8, "text-valign": "top", "text-margin-y": -2 },
+          "node.named": { "label": "data(label)" },
+          "edge": { "curve-style": "haystack", "haystack-radius": 0, "width": 1, "line-color": line, "opacity": 0.35 },
+          "edge.w2": { "width": 1.3, "opacity": 0.45 },
+          "edge.w3": { "width": 1.8, "opacity": 0.55 },
+          "edge.w4": { "width": 2.6, "opacity": 0.7 },
+          "edge.dense": { "opacity": 0.13, "width": 1 },
+          "node.source": { "border-width": 3, "border-color": strong, "label": "data(label)" },
+          "node.chosen": { "border-width": 5, "border-color": strong, "label": "data(label)", "font-weight": "bold" },
+          "edge.walk": { "curve-style": "straight", "width": 3, "opacity": 0.95, "line-color": strong, "z-index": 9,
+            "target-arrow-shape": "triangle", "target-arrow-color": strong },
+        };
+        return Object.entries(styles).map(([selector, style]) => ({ selector, style }));
       },
 
       shown(tab, mechanism, graph, participation) {

@@ -28,14 +28,15 @@ from mppfl.privacy import (
     LocalWork,
     NoiseKind,
     Protection,
-    SecureSum,
     add_noise,
+    banded_square_root,
     clip_rows,
     discrete_gaussian_table,
     gaussian_epsilon,
     noise_of_sum,
     noisy_answer,
     noisy_on_grid,
+    opened_sum,
     release_updates,
     std_with_grid,
 )
@@ -100,15 +101,22 @@ def clip_and_noise(
 
 
 def _opened(rows: Array, protection: Protection, budget: float, work: LocalWork, rng: np.random.Generator) -> Floats:
-    """The sum of the rows, each what one record or client adds to a vector of a client of its own, over its weight."""
-    count = len(rows)
-    noise = noise_of_sum(protection, np.full(count, budget), [work] * count, rows.shape[1], np.ones(count))
-    total = SecureSum(
-        protection, noise.weights, noise.noise_variance, rows.shape[1], rng if protection.is_simulated else None
-    )
-    for client, row in enumerate(clip_rows(rows, protection.clip_norm)[0] / protection.answer_divisor(work)):
-        total.add(client, row)
-    return np.asarray(total.open().total / noise.weights[0])
+    """The sum of the rows, each what one record or client adds to a vector of a client of its own, over its weight.
+
+    With cohorts it shows in the next sums, too: Σ_s c_s (C x + z)_s is all they tell of it.
+    """
+    count, size = rows.shape
+    noise = noise_of_sum(protection, np.full(count, budget), [work] * count, size, np.ones(count))
+    band, seed = banded_square_root(protection.cohorts), rng if protection.is_simulated else None
+    vectors = clip_rows(rows, protection.clip_norm)[0] / protection.answer_divisor(work)
+    sums: list[Array] = []
+    past: tuple[Array, ...] = ()
+    told = np.zeros(size)
+    for c in band:
+        total, past = opened_sum(protection, noise, [None] * count if sums else [*vectors], size, seed, past)
+        sums.insert(0, total)
+        told += c * sum(weight * opened for weight, opened in zip(band, sums, strict=False))
+    return np.asarray(told / noise.weights[0])
 
 
 def audit_mechanism(

@@ -2,7 +2,7 @@
 
 The chain runs through the events, one for each release, and the changes beside them:
 
-    cap      subject a client, detail the unit, budget the new cap
+    cap      subject a client, detail the unit and the δ of a cap in ε, or 0, budget the new cap
     status   subject the number of an event, detail its new status, sha256 that of the upload which was stored
     run      subject a run, detail the key of its training
 
@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 from mppfl.errors import BadInput, BudgetExceeded
 from mppfl.privacy.ledger.entries import ANY, Outcome, Refusal, ReleaseTerms, Reservation, changed_term, terms_of
-from mppfl.privacy.ledger.epsilon import Total, after, refusal_of, uncounted
-from mppfl.privacy.ledger.schema import caps_of, last_attempts, numbers_made, totals_of
+from mppfl.privacy.ledger.epsilon import Limit, Total, after, refusal_of, uncounted
+from mppfl.privacy.ledger.schema import caps_of, last_attempts, numbers_made, runs_of, totals_of
 
 
 class Change(NamedTuple):
@@ -58,10 +58,6 @@ def training_of(read: sqlite3.Connection, run: str) -> str | None:
     return None if row is None else str(row[0])
 
 
-def has_releases(read: sqlite3.Connection, run: str) -> bool:
-    return read.execute("SELECT 1 FROM events WHERE run = ? LIMIT 1", (run,)).fetchone() is not None
-
-
 def require_same_training(read: sqlite3.Connection, run: str, key: str, path: Path | str) -> bool:
     """Whether the run is noted as that of this training. Raises where its releases are, or may be, another's."""
     noted = training_of(read, run)
@@ -70,7 +66,7 @@ def require_same_training(read: sqlite3.Connection, run: str, key: str, path: Pa
             f"run={run!r} is another training in {path}: seed, configuration, plan, data or initial model differ, so "
             "its rounds would not be charged. Use another run name, or another ledger."
         )
-    if noted is None and has_releases(read, run):
+    if noted is None and run in runs_of(read):
         raise BadInput(
             f"run={run!r} has releases in {path}, and no training is noted that made them, so rounds under this name "
             "would not be charged. Use another run name, or another ledger."
@@ -78,18 +74,39 @@ def require_same_training(read: sqlite3.Connection, run: str, key: str, path: Pa
     return noted is not None
 
 
-def put_caps(write: sqlite3.Connection, names: Sequence[str], cap: float, unit: str, path: Path | str) -> None:
-    """Gives each of these clients the cap. A cap that stays the same adds nothing to the chain."""
-    numbers = numbers_made(write, names, path)
+def put_caps(
+    write: sqlite3.Connection, names: Sequence[str], cap: float, limit: Limit, path: Path | str, *, only_lower: bool
+) -> None:
+    """Gives each of these clients the cap. Where it stays the same, or a lower one stays, the chain stays, too."""
+    numbers, (unit, delta) = numbers_made(write, names, path), limit
     before, totals = caps_of(write, numbers), totals_of(write, numbers)
     for name, number in numbers.items():
-        if not math.isinf(cap) and (why := uncounted(totals[number], unit)):
+        if cap < math.inf and (why := uncounted(totals[number], unit, delta)):
             raise BadInput(
                 f"client {name!r} cannot have a cap per {unit}: {why}. Keep what is capped in another ledger."
             )
-    changed = [name for name, number in numbers.items() if before[number].get(unit) != cap]
-    write.executemany("INSERT OR REPLACE INTO caps VALUES (?, ?, ?)", [(numbers[name], unit, cap) for name in changed])
-    record(write, [Change("cap", name, unit, cap) for name in changed])
+
+    def stays(number: int) -> bool:
+        kept = before[number].get(limit, -1.0)
+        return kept == cap or (only_lower and 0 <= kept < cap)
+
+    changed = [name for name, number in numbers.items() if not stays(number)]
+    rows = [(numbers[name], *limit, cap) for name in changed]
+    write.executemany("INSERT OR REPLACE INTO caps VALUES (?, ?, ?, ?)", rows)
+    record(write, [Change("cap", name, f"{unit} {delta}", cap) for name in changed])
+
+
+def require_same_clients(write: sqlite3.Connection, names: Sequence[str], path: Path | str) -> None:
+    """Makes the ledger that of these clients, if it is empty. Raises where it is that of others."""
+    known, given = {name for (name,) in write.execute("SELECT name FROM clients")}, set(names)
+    if known and known != given:
+        client = min(known ^ given)
+        here, there = ("this training", "the ledger") if client in given else ("the ledger", "this training")
+        raise BadInput(
+            f"{path} is the account of other clients: {client!r} is in {here} and not in {there} "
+            f"({len(known ^ given):,} differ). Use a ledger of these clients, or a new file."
+        )
+    numbers_made(write, names, path)
 
 
 def terms_by_client(entries: Iterable[Any], run: str, round_index: int) -> dict[str, ReleaseTerms]:
@@ -103,31 +120,19 @@ def terms_by_client(entries: Iterable[Any], run: str, round_index: int) -> dict[
     return asked
 
 
-class Request(NamedTuple):
-    """How a round is to be reserved.
+def reserved(
+    write: sqlite3.Connection, run: str, round_index: int, asked: dict[str, ReleaseTerms], session: str,
+    path: Path | str, *, again: bool = False, all_or_nothing: bool = True, must_be_new: bool = False,
+    training: str | None = None,
+) -> Reservation:  # fmt: skip
+    """Records what these releases cost, and answers each client.
 
+    session         of the process that reserves, the only one that may store the uploads
     again           a client whose upload was never stored pays once more
     all_or_nothing  raises where a cap forbids any of them; else these clients are left out
     must_be_new     raises where a client has reserved this round before
     training        key of the training, noted with the first release of the run; None outside a training
     """
-
-    run: str
-    round_index: int
-    again: bool = False
-    all_or_nothing: bool = True
-    must_be_new: bool = False
-    training: str | None = None
-
-
-def reserved(
-    write: sqlite3.Connection, request: Request, asked: dict[str, ReleaseTerms], session: str, path: Path | str
-) -> Reservation:
-    """Records what these releases cost, and answers each client.
-
-    session  of the process that reserves, the only one that may store the uploads
-    """
-    run, round_index, training = request.run, request.round_index, request.training
     is_unnoted = training is not None and not require_same_training(write, run, training, path)
     numbers = numbers_made(write, list(asked), path)
     earlier = last_attempts(write, run, round_index, numbers)
@@ -141,9 +146,9 @@ def reserved(
         number, attempt = numbers[client], 1
         if number in earlier:
             last, is_stored, before = earlier[number]
-            _require_repeatable(client, before, terms, request)
+            _require_repeatable(f"round {round_index} of {run!r}", client, before, terms, must_be_new)
             attempts[client] = last
-            if not request.again or is_stored:
+            if not again or is_stored:
                 outcomes[client] = "already reserved"
                 continue
             attempt = last + 1
@@ -160,12 +165,12 @@ def reserved(
         head = link(head, (client, *facts))
         rows.append((*facts, "reserved", head))
         outcomes[client], attempts[client] = "reserved", attempt
-    if refused and request.all_or_nothing:
+    if refused and all_or_nothing:
         raise BudgetExceeded(refused)
-    write.executemany(f"INSERT INTO events VALUES ({', '.join('?' * 17)})", rows)
+    write.executemany(f"INSERT INTO events VALUES ({', '.join('?' * 18)})", rows)
     write.executemany(
-        f"INSERT OR REPLACE INTO totals VALUES ({', '.join('?' * 8)})",
-        [(number, unit, *total) for number in changed for unit, total in totals[number].items()],
+        f"INSERT OR REPLACE INTO totals VALUES ({', '.join('?' * 9)})",
+        [(number, unit, *total.to_row()) for number in changed for unit, total in totals[number].items()],
     )
     write.execute("UPDATE state SET events = ?, head = ?", (count, head))
     if is_unnoted and rows:
@@ -182,15 +187,15 @@ def _require_addable(client: str, total: Total, terms: ReleaseTerms) -> None:
         )
 
 
-def _require_repeatable(client: str, before: ReleaseTerms, terms: ReleaseTerms, request: Request) -> None:
+def _require_repeatable(where: str, client: str, before: ReleaseTerms, terms: ReleaseTerms, must_be_new: bool) -> None:
     """Raises where a round that was reserved before is another release now, or had to be new."""
     if change := changed_term(before, terms):
         raise BadInput(
-            f"round {request.round_index} of {request.run!r} was reserved for client {client!r} with {change}. A "
-            "changed release is a new one: use another round or run."
+            f"{where} was reserved for client {client!r} with {change}. A changed release is a new one: use another "
+            "round or run."
         )
-    if request.must_be_new:
+    if must_be_new:
         raise BadInput(
-            f"client {client!r} has reserved round {request.round_index} of {request.run!r} before; noise drawn anew "
-            "would be a second release for the price of one. Use another run."
+            f"client {client!r} has reserved {where} before; noise drawn anew would be a second release for the price "
+            "of one. Use another run."
         )

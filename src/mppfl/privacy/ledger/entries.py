@@ -22,7 +22,7 @@ ANY = ""  # adjacency of what holds for both
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A client who may not release, and why: what a cap leaves is too little, or no cap in ρ counts the release."""
+    """A client who may not release, and why: what a cap leaves is too little, or the cap cannot count the release."""
 
     client: str
     spent: float
@@ -58,7 +58,7 @@ class Reservation:
 
 
 class ReleaseTerms(NamedTuple):
-    """What one release costs, as the table of events holds it: an entry that was checked."""
+    """What one release costs, as the table of events holds it: an entry that was checked. `in_sum` is 0 or 1."""
 
     protection: str
     unit: str
@@ -69,6 +69,7 @@ class ReleaseTerms(NamedTuple):
     num_steps: int | None
     noise_kind: str
     extra_delta: float
+    in_sum: int = 0
 
     def charges(self) -> dict[str, ReleaseTerms]:
         """The release as it counts in the account of each unit.
@@ -119,6 +120,7 @@ def terms_of(entry: Any, run: str, round_index: int) -> tuple[str, ReleaseTerms]
     # Whole zeros: the file gives -0.0 back as 0.0, and the chain would take that for an edit.
     extra = 0.0 + require_number(0.0 if extra is None else extra, "extra_delta", 0.0, 1.0, open_ends=False)
     rate, steps = getattr(entry, "sampling_rate", None), getattr(entry, "num_steps", None)
+    in_sum = int(bool(getattr(entry, "in_sum", False)))
     if budget is None or rate is not None:
         if noise is None or rate is None or steps is None:
             raise BadInput(
@@ -135,12 +137,12 @@ def terms_of(entry: Any, run: str, round_index: int) -> tuple[str, ReleaseTerms]
                 f"{adjacency!r}."
             )
         noise, rate, steps = require_sampling(noise, rate, steps)
-        return client, ReleaseTerms(protection, unit, adjacency, None, noise, rate, steps, kind, extra)
+        return client, ReleaseTerms(protection, unit, adjacency, None, noise, rate, steps, kind, extra, in_sum)
     rho = require_budget(budget)
     if kind == "none" and not math.isinf(rho):
         raise BadInput(f"client {client!r} adds no noise, so its budget is infinite, not {rho:g}.")
     noise = None if noise is None else 0.0 + require_number(noise, "noise_multiplier", 0.0, math.inf, open_ends=False)
-    return client, ReleaseTerms(protection, unit, adjacency, rho, noise, None, None, kind, extra)
+    return client, ReleaseTerms(protection, unit, adjacency, rho, noise, None, None, kind, extra, in_sum)
 
 
 def name_of(value: Any, what: str = "client") -> str:

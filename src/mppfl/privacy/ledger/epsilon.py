@@ -1,34 +1,39 @@
-"""Accounts of clients: sums over their releases, and their histories as (ε, δ) or as events for other accountants."""
+"""Accounts of clients: sums over their releases, what caps leave of them, and what they come to as (ε, δ)."""
 
 from __future__ import annotations
 
+import json
 import math
-import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mppfl.arrays import Array, BoolArray
-from mppfl.errors import BadInput
+from mppfl.errors import BadFile, BadInput
 from mppfl.privacy import (
-    AttackRisk,
     Unit,
-    attack_risk,
     epsilon,
     epsilon_with_extra,
+    filter_room,
     history_epsilon,
+    renyi_losses,
     require_sampling,
     to_dp_event,
 )
-from mppfl.privacy.ledger.entries import ANY, GAUSSIAN_KINDS, TERMS, Refusal, ReleaseTerms
+from mppfl.privacy.ledger.entries import ANY, GAUSSIAN_KINDS, Refusal, ReleaseTerms
 from mppfl.text import Tabular, number
 
 MOST_HISTORIES = 300  # different ones that are composed in one call, at some seconds each
 SHOWN = 8  # clients in the text of an account
 CAP_SLACK = 1e-12  # three times 0.1 may fill a cap of 0.3, although their sum in binary is larger
 EXTRA_UNDER_CAP = 1e-12  # δ of the noise itself that a cap in ρ may overlook; noise from the system adds 1e-30 or less
+
+Steps = tuple[float, float, int]  # noise_multiplier, sampling_rate, num_steps
+History = tuple[float, tuple[Steps, ...]]  # ρ of what was not sampled, and the steps that were
+Limit = tuple[str, float]  # of a cap: its unit and the δ at which it bounds ε, or 0 where it bounds ρ
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -38,9 +43,11 @@ class Account(Tabular):
     budget                 ρ in all, whatever the data, without Poisson-sampled releases; per record it includes what
                            was released per client
     extra_delta            δ in all that the noise itself adds
-    cap                    the most that may be spent; infinite without one
+    cap                    the ρ that may be spent at most; infinite without one, and in the account of a single run
+    epsilon_caps           the ε that may be reached at most, by δ
     not_gaussian, poisson  how many releases had other noise, or were Poisson-sampled
     zero_out               whose budget compares with nothing in the place of the data, not with other data
+    sampled                (noise_multiplier, sampling_rate, num_steps) of each kind of Poisson-sampled steps
     """
 
     clients: tuple[str, ...]
@@ -48,19 +55,27 @@ class Account(Tabular):
     budget: Array
     extra_delta: Array
     cap: Array
+    epsilon_caps: tuple[Mapping[float, float], ...]
     not_gaussian: Array
     poisson: Array
     zero_out: BoolArray
+    sampled: tuple[tuple[Steps, ...], ...]
 
     @property
     def accounting(self) -> str:
         """The tightest method of accounting that holds for the releases of all these clients."""
-        return "pld" if self.poisson.any() else "rdp" if self.not_gaussian.any() else "exact"
+        return "rdp" if self.not_gaussian.any() else "pld" if self.poisson.any() else "exact"
 
     @property
     def remaining(self) -> Array:
-        """What each client may still spend; infinite without a cap."""
-        return np.asarray(np.maximum(self.cap - np.where(np.isinf(self.cap), 0.0, self.budget), 0.0))
+        """The ρ that each client may still spend; infinite without a cap."""
+        left = np.maximum(self.cap - np.where(np.isinf(self.cap), 0.0, self.budget), 0.0)
+        for place, caps in enumerate(self.epsilon_caps):
+            for delta, cap in caps.items():
+                losses = renyi_losses(self.sampled[place], self.budget[place])
+                room = filter_room(losses, cap, delta, self.extra_delta[place])
+                left[place] = max(0.0, min(left[place], room))
+        return np.asarray(left)
 
     def _columns(self) -> dict[str, list[Any]]:
         names = ("budget", "cap", "remaining", "extra_delta", "not_gaussian", "poisson", "zero_out")
@@ -83,6 +98,7 @@ class Total(NamedTuple):
     """What one client's releases come to in the account of one unit, as the table holds it.
 
     adjacency  of the releases per this unit; `ANY` where there are none
+    sampled    Poisson-sampled steps of each kind, sorted
     """
 
     adjacency: str = ANY
@@ -91,9 +107,14 @@ class Total(NamedTuple):
     not_gaussian: int = 0
     poisson: int = 0
     simulated: int = 0
+    sampled: tuple[Steps, ...] = ()
 
     def plus(self, charge: ReleaseTerms) -> Total:
         """The total with one more release."""
+        steps = {(noise, rate): count for noise, rate, count in self.sampled}
+        if charge.budget is None:
+            noise, rate, count = require_sampling(charge.noise_multiplier, charge.sampling_rate, charge.num_steps)
+            steps[noise, rate] = steps.get((noise, rate), 0) + count
         return Total(
             self.adjacency or charge.adjacency,
             self.budget + (charge.budget or 0.0),
@@ -101,13 +122,48 @@ class Total(NamedTuple):
             self.not_gaussian + (charge.budget is not None and charge.noise_kind not in GAUSSIAN_KINDS),
             self.poisson + (charge.budget is None),
             self.simulated + (charge.noise_kind == "simulated"),
+            tuple(sorted((*kind, count) for kind, count in steps.items())),
         )
 
-    def agrees(self, other: Total) -> bool:
-        """Whether two sums are the same but for the order in which they were added."""
-        return self.adjacency == other.adjacency and all(
-            a == b or math.isclose(a, b, rel_tol=1e-9) for a, b in zip(self[1:], other[1:], strict=True)
-        )
+    @classmethod
+    def of_row(cls, row: Sequence[Any]) -> Total:
+        """The total in a row of the table."""
+        try:
+            *sums, sampled = row
+            steps = tuple((noise, rate, count) for noise, rate, count in json.loads(sampled))
+            return cls(*sums)._replace(sampled=steps)
+        except (TypeError, ValueError) as cause:
+            raise BadFile("the ledger's sums are damaged. Restore a copy.") from cause
+
+    def to_row(self) -> tuple[Any, ...]:
+        """The same as the table holds it."""
+        return (*self[:-1], json.dumps(self.sampled))
+
+    def agrees(self, row: Sequence[Any]) -> bool:
+        """Whether the row is this total but for the order in which it was added up."""
+        pairs = zip(self.to_row(), row, strict=True)
+        return all(a == b or (isinstance(b, float) and math.isclose(a, b, rel_tol=1e-9)) for a, b in pairs)
+
+    def room(self, cap: float, delta: float) -> float:
+        """The largest ρ that a cap in ε at δ still admits; below 0 where it is passed."""
+        return filter_room(renyi_losses(self.sampled, self.budget), cap, delta, self.extra_delta)
+
+
+def account_from(
+    names: Sequence[str], unit: Unit, totals: Sequence[Total], caps: Sequence[Mapping[Limit, float]]
+) -> Account:
+    """The account of these clients in one unit, from the total in it and all caps of each."""
+    summed = ("budget", "extra_delta", "not_gaussian", "poisson")
+    sums: Any = {name: np.array([getattr(total, name) for total in totals], dtype=np.float64) for name in summed}
+    return Account(
+        clients=tuple(names),
+        unit=unit,
+        **sums,
+        cap=np.array([cap.get((unit, 0.0), math.inf) for cap in caps], dtype=np.float64),
+        epsilon_caps=tuple({delta: most for (of, delta), most in cap.items() if of == unit and delta} for cap in caps),
+        zero_out=np.array([total.adjacency == "zero_out" for total in totals], dtype=np.bool_),
+        sampled=tuple(total.sampled for total in totals),
+    )
 
 
 def after(totals: Mapping[str, Total], terms: ReleaseTerms) -> dict[str, Total]:
@@ -116,30 +172,32 @@ def after(totals: Mapping[str, Total], terms: ReleaseTerms) -> dict[str, Total]:
     return {**totals, **charged}
 
 
-def uncounted(totals: Mapping[str, Total], unit: str) -> str:
-    """Why a cap in ρ per `unit` says nothing of what these releases cost together, or ""."""
+def uncounted(totals: Mapping[str, Total], unit: str, delta: float) -> str:
+    """Why a cap per `unit`, in ρ or at this δ, says nothing of what these releases cost together, or ""."""
     total = totals.get(unit, Total())
-    if total.poisson:
-        return "a Poisson-sampled release has no ρ that it could count"
     if unit == "client" and totals.get("record", Total()).adjacency != ANY:
         return "a release per record has no ρ for all data of a client that it could count"
-    if total.extra_delta > EXTRA_UNDER_CAP:
+    if delta == 0 and total.poisson:
+        return "a Poisson-sampled release has no ρ that it could count"
+    if delta == 0 and total.extra_delta > EXTRA_UNDER_CAP:
         return f"noise that itself costs δ = {total.extra_delta:.3g} is more than a ρ that it could count"
     return ""
 
 
 def refusal_of(
-    client: str, totals: Mapping[str, Total], terms: ReleaseTerms, caps: Mapping[str, float]
+    client: str, totals: Mapping[str, Total], terms: ReleaseTerms, caps: Mapping[Limit, float]
 ) -> Refusal | None:
     """Why this release may not be, or None: a cap of either unit that it would pass, or that cannot count it."""
     charges, later = terms.charges(), after(totals, terms)
-    for unit, cap in caps.items():
-        if math.isinf(cap):
-            continue
-        why, spent = uncounted(later, unit), totals.get(unit, Total()).budget
-        asked = charges[unit].budget if unit in charges else None
-        if why or later[unit].budget > cap * (1 + CAP_SLACK):
-            return Refusal(client, spent, math.inf if asked is None else asked, cap, why)
+    for (unit, delta), cap in caps.items():
+        before, total, why = totals.get(unit, Total()), later.get(unit, Total()), uncounted(later, unit, delta)
+        room = total.room(cap, delta) if delta else cap - total.budget
+        if cap < math.inf and (why or room < -CAP_SLACK * cap):
+            if delta:
+                left = max(0.0, before.room(cap, delta))
+                why = why or f"what is left of ε at δ = {delta:g} is enough for ρ = {left:.6g}, not for this release"
+            asked = charges.get(unit, terms).budget
+            return Refusal(client, before.budget, math.inf if asked is None else asked, cap, why)
     return None
 
 
@@ -147,7 +205,7 @@ class TooManyHistories(BadInput):
     """More different histories than can be composed in reasonable time; the method rdp has no such limit."""
 
 
-def epsilons(read: sqlite3.Connection, account: Account, numbers: dict[str, int], delta: float, method: str) -> Array:
+def epsilons(account: Account, delta: float, method: str) -> Array:
     """dp_epsilon of each client of the account at `delta` in all. Raises where the method does not fit the releases."""
     names = account.clients
     extra = account.extra_delta
@@ -157,65 +215,38 @@ def epsilons(read: sqlite3.Connection, account: Account, numbers: dict[str, int]
             f"dp_delta={delta:g} is used up by client {names[worst]!r}, whose noise alone costs "
             f"{2 * extra[worst]:.3g}. Ask for a larger dp_delta."
         )
-    sampled = account.poisson > 0
-    if sampled.any() and method not in ("pld", "rdp"):
-        name = names[int(np.argmax(sampled))]
-        raise BadInput(
-            f"client {name!r} has Poisson-sampled releases, which are no part of a zCDP sum. Use pld or rdp."
-        )
-    by_orders = method == "rdp"
-    unfit = (account.not_gaussian > 0) & (sampled if by_orders else method != "zcdp")
-    if unfit.any():
-        name = names[int(np.argmax(unfit))]
-        remedy = "Keep Poisson-sampled ones in another ledger" if by_orders else "Use the method rdp"
-        raise BadInput(f"client {name!r} has releases whose noise was not Gaussian. {remedy}.")
-    histories = histories_of(read, account, numbers, by_orders_alone=by_orders)
+    by_orders, other_noise = method == "rdp", account.not_gaussian > 0
+    for unfit, methods, why in (
+        (
+            account.poisson > 0,
+            ("pld", "rdp"),
+            "Poisson-sampled releases, which are no part of a zCDP sum. Use pld or rdp",
+        ),
+        (other_noise, ("rdp", "zcdp"), "releases whose noise was not Gaussian. Use the method rdp"),
+    ):
+        if unfit.any() and method not in methods:
+            raise BadInput(f"client {names[int(np.argmax(unfit))]!r} has {why}.")
+    histories = histories_of(account, by_orders_alone=by_orders)
 
     def composed(deltas: Array) -> Array:
         answer = np.array(epsilon(account.budget, deltas, "exact" if method == "pld" else method))
-        known: dict[tuple[ReleaseHistory, float], float] = {}
-        for client, history in histories.items():
-            question = (history, float(deltas[client]))
-            if question not in known:
-                known[question] = history_epsilon(
-                    history.sampled, question[1], budget=history.budget, by_orders_alone=by_orders
-                )
-            answer[client] = known[question]
+        of_history = cache(partial(history_epsilon, by_orders_alone=by_orders))
+        for client, (budget, sampled) in histories.items():
+            answer[client] = of_history(
+                sampled, float(deltas[client]), budget=budget, is_gaussian=not other_noise[client]
+            )
         return answer
 
     return epsilon_with_extra(composed, delta, extra)
 
 
-class ReleaseHistory(NamedTuple):
-    """All releases of one client in the account of one unit: ρ in all, and those that are Poisson-sampled.
-
-    sampled  (noise_multiplier, sampling_rate, num_steps) of each kind
-    """
-
-    budget: float
-    sampled: tuple[tuple[float, float, int], ...]
-
-
-def histories_of(
-    read: sqlite3.Connection, account: Account, numbers: dict[str, int], *, by_orders_alone: bool = False
-) -> dict[int, ReleaseHistory]:
-    """Histories with Poisson-sampled releases, by their clients' places in the account.
+def histories_of(account: Account, *, by_orders_alone: bool = False) -> dict[int, History]:
+    """ρ and sampled steps of clients with Poisson-sampled releases, by their places in the account.
 
     Raises TooManyHistories for more than `MOST_HISTORIES` different ones, unless they are bounded `by_orders_alone`.
     """
-    places = {numbers[account.clients[place]]: place for place in np.flatnonzero(account.poisson).tolist()}
-    if not places:
-        return {}
-    sampled: dict[int, list[tuple[float, float, int]]] = {place: [] for place in places.values()}
-    columns = ", ".join(TERMS)
-    for client, times, *row in read.execute(
-        f"SELECT client, count(*), {columns} FROM events GROUP BY client, {columns}"
-    ):
-        charge = ReleaseTerms(*row).charges().get(account.unit)
-        if client in places and charge is not None and charge.budget is None:
-            noise, rate, steps = require_sampling(charge.noise_multiplier, charge.sampling_rate, charge.num_steps)
-            sampled[places[client]].append((noise, rate, steps * times))
-    histories = {place: ReleaseHistory(float(account.budget[place]), tuple(kinds)) for place, kinds in sampled.items()}
+    places = np.flatnonzero(account.poisson).tolist()
+    histories = {place: (float(account.budget[place]), account.sampled[place]) for place in places}
     different = len(set(histories.values()))
     if different > MOST_HISTORIES and not by_orders_alone:
         raise TooManyHistories(
@@ -223,16 +254,6 @@ def histories_of(
             f"{MOST_HISTORIES} clients at a time, or use rdp."
         )
     return histories
-
-
-def risks(read: sqlite3.Connection, account: Account, numbers: dict[str, int]) -> AttackRisk:
-    """What an attacker can tell of each client of the account."""
-    advantage, rate = (np.array(part) for part in attack_risk(account.budget))
-    histories = histories_of(read, account, numbers)
-    known = {history: attack_risk(*history) for history in set(histories.values())}
-    for place, history in histories.items():
-        advantage[place], rate[place] = known[history]
-    return AttackRisk(advantage, rate).beside(account.extra_delta)
 
 
 def dp_event(charge: ReleaseTerms) -> Any:

@@ -12,7 +12,7 @@ In this order a crash can count a release that never happened; it cannot miss on
                  and is paid as one, by `reserve_again`, or does not happen
 
 zCDP budgets add within one adjacency. What is released per client counts per record, too, and not the other way round.
-Poisson-sampled releases are recorded, never added to a zCDP sum.
+Poisson-sampled releases are never added to a zCDP sum; a cap in ε counts them by their Rényi divergences.
 """
 
 from __future__ import annotations
@@ -23,28 +23,36 @@ import secrets
 import sqlite3
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
 from mppfl.arrays import Array, require_number
 from mppfl.errors import BadFile, BadInput, MppflError
 from mppfl.files import Database
-from mppfl.privacy import AttackRisk, Unit
+from mppfl.privacy import AttackRisk, Unit, attack_risk
 from mppfl.privacy.ledger.charge import (
     Change,
-    Request,
-    has_releases,
     put_caps,
     record,
+    require_same_clients,
     require_same_training,
     reserved,
     terms_by_client,
     training_of,
 )
 from mppfl.privacy.ledger.entries import ANY, TERMS, ReleaseTerms, Reservation, name_of, require_one_of, round_of
-from mppfl.privacy.ledger.epsilon import Account, dp_event, epsilons, risks
-from mppfl.privacy.ledger.schema import BOOK, SIMULATION, account_of, events_of, last_event, notes_of, numbers_of
+from mppfl.privacy.ledger.epsilon import Account, Total, dp_event, epsilons, histories_of
+from mppfl.privacy.ledger.schema import (
+    BOOK,
+    SIMULATION,
+    account_of,
+    events_of,
+    last_event,
+    notes_of,
+    numbers_of,
+    runs_of,
+)
 from mppfl.privacy.ledger.verify import verify_all, write_csv, write_json
 
 Names = list[str] | tuple[str, ...]
@@ -61,6 +69,8 @@ class PrivacyLedger(Database):
         path: Where the file is.
         clients: Names of all clients, in the order of every array over clients.
         units: The units in which anything was released: "record", "client" or both.
+        runs: Names of the runs with releases, in the order in which they began.
+        protections: Under which anything was released, and whether each is of sums in which one noise hides everybody.
         head: Last link of the chain of hashes; noted elsewhere, it shows whether the file was rewritten.
         is_simulation: Whether any noise came from a seed.
 
@@ -98,26 +108,47 @@ class PrivacyLedger(Database):
         title = f"PrivacyLedger({str(self.path)!r}): {count:,} releases of {clients:,} clients"
         return "\n".join([title, *(repr(self.account(unit=unit)) for unit in self.units[:1])])
 
-    def set_cap(self, client: str | Iterable[str], budget: float, unit: Unit) -> None:
+    def set_cap(
+        self, client: str | Iterable[str], budget: float, unit: Unit,
+        *, dp_delta: float | None = None, only_lower: bool = False,
+    ) -> None:  # fmt: skip
         """From now on each of these clients may spend at most `budget` in `unit`, what is already spent included.
 
-        A client may have a cap per record and one per client; no release passes either. What no ρ counts is refused
-        under a cap: Poisson-sampled releases, noise that costs δ by itself, and under a cap per client releases per
-        record, which bound nothing for all data of a client.
+        A client may have caps per record and per client, in ρ and in ε; no release passes any. What no ρ counts is
+        refused under a cap in ρ: Poisson-sampled releases, and noise that costs δ by itself; under a cap in ε these
+        count. Under a cap per client so are releases per record, which bound nothing for all data of a client.
 
         Args:
             client: Name of a client, or several names.
-            budget: Largest ρ-zCDP in all, over all runs; infinity takes the cap away.
+            budget: Largest ρ-zCDP in all, over all runs, or largest ε; infinity takes the cap away.
             unit: "record" or "client".
+            dp_delta: The δ of a cap in ε, a filter by Rényi divergences; one at another δ stays beside it.
+            only_lower: Whether a cap that is lower already stays.
 
         Raises:
-            BadInput: A client has releases that no ρ counts.
+            BadInput: A client has releases that the cap cannot count, or the cap is too small to admit anything.
         """
         cap = require_number(budget, "cap", 0.0, math.inf, open_ends=False) + 0.0  # -0.0 would come back as 0.0
+        delta = 0.0 if dp_delta is None else require_number(dp_delta, "dp_delta", 0.0, 1.0)
+        if delta and math.isfinite(cap):
+            Total().room(cap, delta)  # raises where it is too small
         require_one_of("unit", unit, ("record", "client"))
         names = [name_of(client)] if isinstance(client, (str, int)) else [name_of(name) for name in client]
         with self._writing() as write:
-            put_caps(write, names, cap, unit, self.path)
+            put_caps(write, names, cap, (unit, delta), self.path, only_lower=only_lower)
+
+    def require_clients(self, clients: Iterable[str]) -> None:
+        """Makes the ledger the account of these clients, known by their names.
+
+        Args:
+            clients: Names of all clients of a training.
+
+        Raises:
+            BadInput: The ledger is the account of others: a name is in one of the two lists alone.
+        """
+        names = [name_of(client) for client in clients]
+        with self._writing() as write:
+            require_same_clients(write, names, self.path)
 
     def require_run(self, run: str, training: str, *, taken_up: bool) -> None:
         """Raises where releases of `run` are those of another training than the one with this key.
@@ -131,7 +162,7 @@ class PrivacyLedger(Database):
         """
         run = name_of(run, "run")
         with self._writing() as write:
-            if taken_up and has_releases(write, run) and training_of(write, run) is None:
+            if taken_up and run in runs_of(write) and training_of(write, run) is None:
                 record(write, [Change("run", run, training)])
             require_same_training(write, run, training, self.path)
 
@@ -189,10 +220,10 @@ class PrivacyLedger(Database):
         return self._reserve(run, round_index, entries, again=True)
 
     def _reserve(self, run: str, round_index: int, entries: Iterable[Any], **how: Any) -> Reservation:
-        request = Request(name_of(run, "run"), round_of(round_index), **how)
-        terms = terms_by_client(entries, request.run, request.round_index)
+        run, round_index = name_of(run, "run"), round_of(round_index)
+        terms = terms_by_client(entries, run, round_index)
         with self._writing() as write:
-            return reserved(write, request, terms, self._session, self.path)
+            return reserved(write, run, round_index, terms, self._session, self.path, **how)
 
     def store_upload(self, run: str, round_index: int, client: str, content: bytes) -> str:
         """Keeps the noisy upload of a reserved release, before it is sent.
@@ -259,10 +290,17 @@ class PrivacyLedger(Database):
             return tuple(unit for (unit,) in read.execute(ask, (ANY,)))
 
     @property
-    def protections(self) -> tuple[str, ...]:
-        """Names of the protections under which anything was released."""
+    def runs(self) -> tuple[str, ...]:
+        """Names of the runs with releases, in the order in which they began."""
         with self._reading() as read:
-            return tuple(name for (name,) in read.execute("SELECT DISTINCT protection FROM events ORDER BY protection"))
+            return runs_of(read)
+
+    @property
+    def protections(self) -> dict[str, bool]:
+        """Under which anything was released, and whether each is of sums in which one noise hides everybody."""
+        with self._reading() as read:
+            ask = "SELECT protection, max(in_sum) FROM events GROUP BY protection ORDER BY protection"
+            return {name: bool(in_sum) for name, in_sum in read.execute(ask)}
 
     def __len__(self) -> int:
         with self._reading() as read:
@@ -284,48 +322,37 @@ class PrivacyLedger(Database):
         with self._reading() as read:
             return notes_of(read)
 
-    def account(self, clients: str | Names | None = None, unit: Unit | None = None) -> Account:
+    def account(self, clients: str | Names | None = None, unit: Unit | None = None, run: str | None = None) -> Account:
         """Sums and caps of these clients, or of all, in one unit; `.to_pandas()` makes a table of it.
 
-        Without `unit` the ledger must hold one unit only. Per record it counts releases of both units.
+        Without `unit` the ledger must hold one unit only. Per record it counts releases of both units. With `run` it
+        counts that run alone.
         """
         one = [name_of(clients)] if isinstance(clients, (str, int)) else None
         names = one if one or clients is None else [name_of(name) for name in clients]
         chosen = self._unit(unit)
         with self._reading() as read:
-            return account_of(read, names, chosen, self.path)
+            return account_of(read, names, chosen, run, self.path)
 
-    @overload
-    def spent(self, clients: str, unit: Unit | None = ...) -> float: ...
-    @overload
-    def spent(self, clients: Names | None = ..., unit: Unit | None = ...) -> Array: ...
-    def spent(self, clients: str | Names | None = None, unit: Unit | None = None) -> float | Array:
-        """zCDP budget that each client has spent, without Poisson-sampled releases.
+    def spent(self, clients: str | Names | None = None, unit: Unit | None = None, run: str | None = None) -> Any:
+        """ρ that each client has spent, without Poisson-sampled releases: a number for one name, else an array.
 
         Args:
             clients: Name of one client, several names, or None for all.
             unit: "record" or "client"; may be left out where the ledger holds one unit only.
+            run: Counts this run alone.
         """
-        return _one_or_all(clients, self.account(clients, unit).budget)
+        return _one_or_all(clients, self.account(clients, unit, run).budget)
 
-    @overload
-    def remaining(self, clients: str, unit: Unit | None = ...) -> float: ...
-    @overload
-    def remaining(self, clients: Names | None = ..., unit: Unit | None = ...) -> Array: ...
-    def remaining(self, clients: str | Names | None = None, unit: Unit | None = None) -> float | Array:
-        """What each client may still spend; infinite without a cap."""
+    def remaining(self, clients: str | Names | None = None, unit: Unit | None = None) -> Any:
+        """The ρ that each client may still spend under all its caps in the unit: a number or an array, as `spent`."""
         return _one_or_all(clients, self.account(clients, unit).remaining)
 
-    @overload
-    def get_epsilon(self, clients: str, dp_delta: float, method: str = ..., *, unit: Unit | None = ...) -> float: ...
-    @overload
     def get_epsilon(
-        self, clients: Names | None, dp_delta: float, method: str = ..., *, unit: Unit | None = ...
-    ) -> Array: ...
-    def get_epsilon(
-        self, clients: str | Names | None, dp_delta: float, method: str = "exact", *, unit: Unit | None = None
-    ) -> float | Array:
-        """dp_epsilon of each client's releases so far, at `dp_delta` in all.
+        self, clients: str | Names | None, dp_delta: float, method: str = "exact",
+        *, unit: Unit | None = None, run: str | None = None,
+    ) -> Any:  # fmt: skip
+        """dp_epsilon of each client's releases so far, at `dp_delta` in all: a number or an array, as `spent`.
 
         What the releases add to δ by themselves is taken out of `dp_delta` first, (1 + e^ε) times; where that is more
         than there is, ε is infinite.
@@ -336,23 +363,24 @@ class PrivacyLedger(Database):
             method: "exact" needs Gaussian noise throughout; "rdp" and "zcdp" are looser. Clients with Poisson-sampled
                 releases need "pld", some seconds for every different history, or "rdp", quick and some per cent larger.
             unit: "record" or "client"; may be left out where the ledger holds one unit only.
+            run: Counts this run alone, which bounds nothing where others released the same people's data.
         """
         delta = require_number(dp_delta, "dp_delta", 0.0, 1.0)
-        account = self.account(clients, unit)
-        with self._reading() as read:
-            numbers = numbers_of(read, account.clients, self.path)
-            return _one_or_all(clients, epsilons(read, account, numbers, delta, method))
+        return _one_or_all(clients, epsilons(self.account(clients, unit, run), delta, method))
 
-    def get_attack_risk(self, clients: str | Names | None = None, *, unit: Unit | None = None) -> AttackRisk:
+    def get_attack_risk(
+        self, clients: str | Names | None = None, *, unit: Unit | None = None, run: str | None = None
+    ) -> AttackRisk:
         """What somebody who sees each client's releases can tell: arrays over clients, or numbers for one name.
 
         Args:
             clients: Name of one client, several names, or None for all.
             unit: "record" or "client"; may be left out where the ledger holds one unit only.
+            run: Counts this run alone.
         """
-        account = self.account(clients, unit)
-        with self._reading() as read:
-            risk = risks(read, account, numbers_of(read, account.clients, self.path))
+        account = self.account(clients, unit, run)
+        histories_of(account)  # raises where they are too many
+        risk = attack_risk(account).beside(account.extra_delta)
         return AttackRisk(*(_one_or_all(clients, np.asarray(part)) for part in risk))
 
     def to_dp_events(self, client: str, unit: Unit | None = None) -> tuple[Any, ...]:
@@ -365,10 +393,10 @@ class PrivacyLedger(Database):
             charges = [ReleaseTerms(*row).charges() for row in read.execute(ask, (number,))]
         return tuple(dp_event(charge[chosen]) for charge in charges if chosen in charge)
 
-    def events(self) -> Iterator[dict[str, Any]]:
-        """Every release as a plain record, oldest first."""
+    def events(self, run: str | None = None) -> Iterator[dict[str, Any]]:
+        """Every release, or those of one run, as a plain record, oldest first."""
         with self._reading() as read:
-            yield from events_of(read)
+            yield from events_of(read, run)
 
     def export_csv(self, path: str | Path) -> int:
         """Writes every release as a row of a CSV file; how many."""

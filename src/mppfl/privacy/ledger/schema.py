@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mppfl.errors import BadInput, UnknownClient
 from mppfl.files import Book
 from mppfl.privacy import Unit
 from mppfl.privacy.ledger.entries import ANY, TERMS, ReleaseTerms, name_of, round_of
-from mppfl.privacy.ledger.epsilon import Account, Total
+from mppfl.privacy.ledger.epsilon import Account, Limit, Total, account_from, after
 
 SCHEMA = """
 CREATE TABLE clients (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE) STRICT;
@@ -34,6 +31,7 @@ CREATE TABLE events (
     num_steps INTEGER,
     noise_kind TEXT NOT NULL,
     extra_delta REAL NOT NULL,
+    in_sum INTEGER NOT NULL,
     session TEXT NOT NULL,
     status TEXT NOT NULL CHECK (status IN ('reserved', 'stored', 'sent')),
     chain BLOB NOT NULL
@@ -48,13 +46,15 @@ CREATE TABLE totals (
     not_gaussian INTEGER NOT NULL,
     poisson INTEGER NOT NULL,
     simulated INTEGER NOT NULL,
+    sampled TEXT NOT NULL,
     PRIMARY KEY (client, unit)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE caps (
     client INTEGER NOT NULL REFERENCES clients,
     unit TEXT NOT NULL,
+    delta REAL NOT NULL,
     budget REAL NOT NULL,
-    PRIMARY KEY (client, unit)
+    PRIMARY KEY (client, unit, delta)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE uploads (event INTEGER PRIMARY KEY REFERENCES events, sha256 BLOB NOT NULL, content BLOB NOT NULL) STRICT;
 CREATE TABLE state (one INTEGER PRIMARY KEY CHECK (one = 1), events INTEGER NOT NULL, head BLOB NOT NULL) STRICT;
@@ -71,9 +71,9 @@ CREATE TABLE changes (
 ) STRICT;
 CREATE UNIQUE INDEX one_training_each ON changes (subject) WHERE kind = 'run';
 """
-BOOK = Book("ledger", "a privacy ledger", 0x6D70706C, 4, SCHEMA)  # "mppl"
+BOOK = Book("ledger", "a privacy ledger", 0x6D70706C, 5, SCHEMA)  # "mppl"
 AMONG = "IN (SELECT value FROM json_each(?))"  # any number of values, as one of JSON
-EXPORTED = ("id", "run", "round_index", "client", "attempt", *TERMS, "status")
+EXPORTED = ("id", "run", "round_index", "client", "attempt", *TERMS[:-1], "status")
 
 
 def numbers_of(read: sqlite3.Connection, names: Sequence[str], path: Path | str) -> dict[str, int]:
@@ -94,16 +94,34 @@ def numbers_made(write: sqlite3.Connection, names: Sequence[str], path: Path | s
 def totals_of(read: sqlite3.Connection, numbers: dict[str, int]) -> dict[int, dict[str, Total]]:
     """The sums of each of these clients by unit."""
     totals: dict[int, dict[str, Total]] = {number: {} for number in numbers.values()}
-    for client, unit, *sums in read.execute(f"SELECT * FROM totals WHERE client {AMONG}", (json.dumps(list(totals)),)):
-        totals[client][unit] = Total(*sums)
+    for client, unit, *row in read.execute(f"SELECT * FROM totals WHERE client {AMONG}", (json.dumps(list(totals)),)):
+        totals[client][unit] = Total.of_row(row)
     return totals
 
 
-def caps_of(read: sqlite3.Connection, numbers: dict[str, int]) -> dict[int, dict[str, float]]:
-    """The caps of each of these clients by unit."""
-    caps: dict[int, dict[str, float]] = {number: {} for number in numbers.values()}
-    for client, unit, budget in read.execute(f"SELECT * FROM caps WHERE client {AMONG}", (json.dumps(list(caps)),)):
-        caps[client][unit] = budget
+def totals_in_run(read: sqlite3.Connection, numbers: dict[str, int], run: str) -> dict[int, dict[str, Total]]:
+    """The same of a single run. Raises where it has no releases."""
+    if run not in (runs := runs_of(read)):
+        raise BadInput(f"run={run!r} has no releases in this ledger. Runs: {', '.join(runs) or 'none'}.")
+    totals: dict[int, dict[str, Total]] = {number: {} for number in numbers.values()}
+    for client, *terms in read.execute(
+        f"SELECT client, {', '.join(TERMS)} FROM events WHERE run = ? ORDER BY id", (run,)
+    ):
+        if client in totals:
+            totals[client] = after(totals[client], ReleaseTerms(*terms))
+    return totals
+
+
+def runs_of(read: sqlite3.Connection) -> tuple[str, ...]:
+    """Names of all runs with releases, in the order in which they began."""
+    return tuple(run for (run,) in read.execute("SELECT run FROM events GROUP BY run ORDER BY min(id)"))
+
+
+def caps_of(read: sqlite3.Connection, numbers: dict[str, int]) -> dict[int, dict[Limit, float]]:
+    """The caps of each of these clients."""
+    caps: dict[int, dict[Limit, float]] = {number: {} for number in numbers.values()}
+    for client, *limit, cap in read.execute(f"SELECT * FROM caps WHERE client {AMONG}", (json.dumps(list(caps)),)):
+        caps[client][limit[0], limit[1]] = cap
     return caps
 
 
@@ -132,42 +150,24 @@ def last_event(
     return row[0], row[1], row[2]
 
 
-def account_of(read: sqlite3.Connection, names: Sequence[str] | None, unit: Unit, path: Path | str) -> Account:
-    """Sums and caps in one unit of these clients, or of everybody."""
-    ask = (
-        "SELECT c.name, t.budget, t.extra_delta, t.not_gaussian, t.poisson, t.adjacency, p.budget "
-        "FROM clients c LEFT JOIN totals t ON t.client = c.id AND t.unit = ? "
-        "LEFT JOIN caps p ON p.client = c.id AND p.unit = ?"
-    )
+def account_of(
+    read: sqlite3.Connection, names: Sequence[str] | None, unit: Unit, run: str | None, path: Path | str
+) -> Account:
+    """Sums and caps in one unit of these clients, or of everybody; of a single run the sums alone."""
     if names is None:
-        rows = read.execute(f"{ask} ORDER BY c.id", (unit, unit)).fetchall()
-    else:
-        numbers_of(read, names, path)
-        by_name = {row[0]: row for row in read.execute(f"{ask} WHERE c.name {AMONG}", (unit, unit, json.dumps(names)))}
-        rows = [by_name[name] for name in names]
-
-    def column(index: int, default: float = 0.0) -> Any:
-        return np.array([default if row[index] is None else row[index] for row in rows], dtype=np.float64)
-
-    return Account(
-        clients=tuple(row[0] for row in rows),
-        unit=unit,
-        budget=column(1),
-        extra_delta=column(2),
-        cap=column(6, math.inf),
-        not_gaussian=column(3),
-        poisson=column(4),
-        zero_out=np.array([row[5] == "zero_out" for row in rows], dtype=np.bool_),
-    )
+        names = [name for (name,) in read.execute("SELECT name FROM clients ORDER BY id")]
+    numbers = numbers_of(read, names, path)
+    sums = totals_of(read, numbers) if run is None else totals_in_run(read, numbers, run)
+    caps = caps_of(read, numbers if run is None else {})
+    totals = [sums[numbers[name]].get(unit, Total()) for name in names]
+    return account_from(names, unit, totals, [caps.get(numbers[name], {}) for name in names])
 
 
-def events_of(read: sqlite3.Connection) -> Iterator[dict[str, Any]]:
-    """Every release as a plain record, oldest first."""
-    columns = ", ".join(f"e.{term}" for term in TERMS)
-    for row in read.execute(
-        f"SELECT e.id, e.run, e.round_index, c.name, e.attempt, {columns}, e.status "
-        "FROM events e JOIN clients c ON c.id = e.client ORDER BY e.id"
-    ):
+def events_of(read: sqlite3.Connection, run: str | None) -> Iterator[dict[str, Any]]:
+    """Every release, or those of one run, as a plain record, oldest first."""
+    columns = ", ".join("c.name" if name == "client" else f"e.{name}" for name in EXPORTED)
+    ask = f"SELECT {columns} FROM events e JOIN clients c ON c.id = e.client"
+    for row in read.execute(f"{ask} WHERE ? IS NULL OR e.run = ? ORDER BY e.id", (run, run)):
         yield dict(zip(EXPORTED, row, strict=True))
 
 

@@ -8,31 +8,30 @@ import io
 import json
 import math
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from mppfl.errors import BadFile
 from mppfl.files import replaced
 from mppfl.privacy.ledger.charge import Change, link
 from mppfl.privacy.ledger.entries import TERMS, ReleaseTerms
-from mppfl.privacy.ledger.epsilon import Total, after, refusal_of
+from mppfl.privacy.ledger.epsilon import Limit, Total, after, refusal_of
 from mppfl.privacy.ledger.schema import EXPORTED
 
 EMPTY_CHAIN = bytes(32)
-Key = TypeVar("Key", int, str)
 
 
 class Replayed:
     """Caps, statuses and uploads as the chain tells them, change by change.
 
-    caps      of each client by unit
+    caps      of each client
     statuses  of events that are no longer just reserved
     uploads   SHA-256 of what was stored, by event
     """
 
     def __init__(self, read: sqlite3.Connection) -> None:
-        self.caps: dict[str, dict[str, float]] = {}
+        self.caps: dict[str, dict[Limit, float]] = {}
         self.statuses: dict[int, str] = {}
         self.uploads: dict[int, bytes] = {}
         ask = "SELECT id, after_event, kind, subject, detail, budget, sha256, chain FROM changes ORDER BY id"
@@ -58,7 +57,8 @@ class Replayed:
 
     def _apply(self, change: Change) -> None:
         if change.kind == "cap" and change.budget is not None:
-            self.caps.setdefault(change.subject, {})[change.detail] = change.budget
+            unit, delta = change.detail.split(" ")
+            self.caps.setdefault(change.subject, {})[unit, float(delta)] = change.budget
         elif change.kind == "status":
             self.statuses[int(change.subject)] = change.detail
             if change.sha256 is not None:
@@ -93,7 +93,7 @@ def verify_all(read: sqlite3.Connection, path: Path | str, noted: str | None = N
         head = link(head, (name, *facts))
         if head != chain or facts[0] != count:
             refuse(f"event {facts[0]} does not follow from the one before")
-        terms, totals = ReleaseTerms(*facts[5:14]), sums.get(facts[3], {})
+        terms, totals = ReleaseTerms(*facts[5:-1]), sums.get(facts[3], {})
         # Whoever raised a cap by hand, and put it back after the release, is found out here.
         if refusal_of(name, totals, terms, changes.caps.get(name, {})):
             refuse(f"event {count} passes the cap that client {name!r} had then")
@@ -103,9 +103,9 @@ def verify_all(read: sqlite3.Connection, path: Path | str, noted: str | None = N
         refuse(f"the ledger ends after {count} events, but had more")
     if noted is not None and not _has_link(read, noted.strip().lower()):
         refuse(f"the noted head {noted.strip():.16}… is no link of its chain, so what came up to it is not all there")
-    _verify_sums(read, sums, refuse)
-    _verify_caps(read, changes, refuse)
-    _verify_uploads(read, changes, refuse)
+    if not _sums_agree(read, sums):
+        refuse("the sums do not agree with the events")
+    _verify_changes(read, changes, refuse)
     return count
 
 
@@ -115,46 +115,37 @@ def _has_link(read: sqlite3.Connection, noted: str) -> bool:
     return any(chain.hex() == noted for (chain,) in read.execute(ask))
 
 
-def _verify_sums(
-    read: sqlite3.Connection, sums: dict[int, dict[str, Total]], refuse: Callable[[str], NoReturn]
-) -> None:
-    """Sums of each client by unit, as the events give them."""
-    kept = {(row[0], row[1]): Total(*row[2:]) for row in read.execute("SELECT * FROM totals")}
+def _sums_agree(read: sqlite3.Connection, sums: dict[int, dict[str, Total]]) -> bool:
+    kept = {(row[0], row[1]): row[2:] for row in read.execute("SELECT * FROM totals")}
     expected = {(client, unit): total for client, totals in sums.items() for unit, total in totals.items()}
-    if kept.keys() != expected.keys() or not all(kept[key].agrees(expected[key]) for key in expected):
-        refuse("the sums do not agree with the events")
+    return kept.keys() == expected.keys() and all(total.agrees(kept[key]) for key, total in expected.items())
 
 
-def _verify_caps(read: sqlite3.Connection, changes: Replayed, refuse: Callable[[str], NoReturn]) -> None:
-    """Caps as the chain tells them."""
-    ask = "SELECT c.name, p.unit, p.budget FROM caps p JOIN clients c ON c.id = p.client"
-    caps: dict[str, dict[str, float]] = {}
-    for name, unit, cap in read.execute(ask):
-        caps.setdefault(name, {})[unit] = cap
-    if caps != changes.caps:
-        refuse(f"the cap of client {min(_differing(caps, changes.caps))!r} was changed")
-
-
-def _verify_uploads(read: sqlite3.Connection, changes: Replayed, refuse: Callable[[str], NoReturn]) -> None:
-    """Uploads by their digests; these, and what became of each release, as the chain tells it."""
+def _verify_changes(read: sqlite3.Connection, changes: Replayed, refuse: Callable[[str], NoReturn]) -> None:
+    """Caps, uploads by their digests, and what became of each release, as the chain tells it."""
     if read.execute(
         "SELECT 1 FROM events WHERE status = 'stored' AND id NOT IN (SELECT event FROM uploads) LIMIT 1"
     ).fetchone():
         refuse("a stored upload is missing")
-    digests: dict[int, bytes] = {}
+    caps: dict[str, dict[Limit, float]] = {}
+    for name, unit, delta, cap in read.execute(
+        "SELECT c.name, p.unit, p.delta, p.budget FROM caps p JOIN clients c ON c.id = p.client"
+    ):
+        caps.setdefault(name, {})[unit, delta] = cap
+    uploads: dict[int, bytes] = {}
     for event, digest, content in read.execute("SELECT event, sha256, content FROM uploads"):
-        digests[event] = digest
+        uploads[event] = digest
         if hashlib.sha256(content).digest() != digest:
             refuse(f"the upload of event {event} was changed")
     statuses = dict(read.execute("SELECT id, status FROM events WHERE status != 'reserved'"))
-    if statuses != changes.statuses:
-        refuse(f"the status of event {min(_differing(statuses, changes.statuses))} was changed")
-    if digests != changes.uploads:
-        refuse(f"the upload of event {min(_differing(digests, changes.uploads))} was changed")
-
-
-def _differing(one: Mapping[Key, object], other: Mapping[Key, object]) -> list[Key]:
-    return [key for key in {**one, **other} if one.get(key) != other.get(key)]
+    told: tuple[tuple[str, dict[Any, Any], dict[Any, Any]], ...] = (
+        ("cap of client", caps, changes.caps),
+        ("status of event", statuses, changes.statuses),
+        ("upload of event", uploads, changes.uploads),
+    )
+    for what, kept, expected in told:
+        if differing := [key for key in {**kept, **expected} if kept.get(key) != expected.get(key)]:
+            refuse(f"the {what} {min(differing)!r} was changed")
 
 
 def write_csv(path: Path, events: Iterable[dict[str, Any]]) -> int:
