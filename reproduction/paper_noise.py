@@ -37,11 +37,12 @@ class PaperNoise(Protection):
         super()._check()
 
     def _require_unit_and_release(self) -> None:
-        if (self.unit, self.release, self.trust, self.noise) != ("record", "update", "local", "simulated"):
+        values = (self.unit, self.release, self.trust, self.noise, self.clip_quantile)
+        if values != ("record", "update", "local", "simulated", None):
             raise BadInput(
                 f"the paper's noise is for records in whole updates that leave clients, and a simulation; not for "
-                f"unit={self.unit!r}, release={self.release!r}, trust={self.trust!r}, noise={self.noise!r}. Leave "
-                "them out."
+                f"unit={self.unit!r}, release={self.release!r}, trust={self.trust!r}, noise={self.noise!r}, or a "
+                "clip_quantile. Leave them out."
             )
 
     def sensitivity(self, work: LocalWork) -> float:

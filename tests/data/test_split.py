@@ -255,3 +255,8 @@ def test_own_arrays_become_client_data_or_are_refused(changes, words):
     with pytest.raises(BadInput) as caught:
         client_data(**{**OWN, **changes})
     assert words in str(caught.value)
+
+
+def test_clients_may_overlap_if_that_is_said():
+    shared = client_data(**{**OWN, "members": [[0, 1], [2, 1]]}, overlapping=True)
+    assert [rows.tolist() for rows in shared.members] == [[0, 1], [2, 1]]

@@ -20,8 +20,9 @@ from mppfl.experiment import (
     run_from_records,
     solve_all,
 )
-from mppfl.experiment.report import write_report
+from mppfl.experiment.report import report_page, write_report
 from mppfl.privacy.ledger import PrivacyLedger, epsilons
+from mppfl.text import number
 from mppfl.training import make_model, train_rounds
 from tests.experiment.small import SMALL, Killed, require_same, small, stop_after
 from tests.homes import home
@@ -215,6 +216,23 @@ def test_records_that_belong_to_nothing_are_refused(own_training):
         ):
             with pytest.raises(MppflError, match=message):
                 run_from_records(some, *rest, empty)
+
+
+def test_a_clip_norm_that_follows_a_quantile_is_in_the_rounds_the_report_and_a_resumed_training(tmp_path):
+    protection = {"clip_quantile": 0.5, "clip_norm": 0.01, "trust": "secure_sum", "budget_unit": 100.0}
+    followed = small(protection=protection, mechanisms=["mppfl"])
+    (run,) = run_experiment(followed)
+    norms = run.history.rounds["clip_norm"]
+    assert norms[0] == 0.01
+    assert len(set(norms)) == 4
+    assert run.to_pandas()["clip_norm"].tolist() == norms.tolist()
+    assert (
+        f"The clip norm went from {number(0.01)} in the first round to {number(norms[-1])} in the last"
+        in report_page([run])
+    )
+    with pytest.raises(Killed):
+        run_experiment(followed, folder=tmp_path / "run", on_round=stop_after(3))
+    require_same(run_experiment(followed, folder=tmp_path / "run", resume=True), [run])
 
 
 @pytest.mark.parametrize("trust", ["server", "secure_sum"])

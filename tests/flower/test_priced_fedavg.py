@@ -374,6 +374,7 @@ class HalfNoise(Protection):
         (Protection(unit="client", noise="simulated"), "simulated"),
         (Protection(unit="client", trust="secure_sum", noise="discrete"), "trust='secure_sum' is simulated only"),
         (Protection(unit="client", trust="server", noise="gaussian"), "trust='server' is simulated only"),
+        (Protection(unit="client", noise="gaussian", clip_quantile=0.5), "clip_quantile is for mppfl's own trainings"),
         (Protection(release="steps", batches="poisson", noise="gaussian"), "Use batches='shuffled'"),
         (HalfNoise(unit="client", noise="gaussian"), r"HalfNoise is a protection of your own.*Use that\.$"),
     ],

@@ -11,7 +11,15 @@ import torch
 
 from mppfl.data import client_data
 from mppfl.errors import BadInput
-from mppfl.privacy import LocalWork, Protection, SecureSum, add_noise, release_updates, shared_noise_weights
+from mppfl.privacy import (
+    LocalWork,
+    Protection,
+    SecureSum,
+    add_noise,
+    clip_and_count,
+    release_updates,
+    shared_noise_weights,
+)
 from mppfl.privacy.audit import audit_float, audit_mechanism, clip_and_noise
 from mppfl.spec import TrainingConfig
 from mppfl.training import audit_sensitivity, audit_training, make_model
@@ -21,6 +29,7 @@ from tests.training.trainings import Remembers, pictures, plan_with
 noise_module = home(add_noise)
 CLIENT, STEPS = {"unit": "client"}, {"release": "steps"}
 SUM = {"trust": "secure_sum"}
+ADAPTIVE = {"clip_quantile": 0.5}
 PROTECTIONS = {
     "gradient": {},
     "gradient, zero-out": {"adjacency": "zero_out"},
@@ -40,6 +49,11 @@ PROTECTIONS = {
     "update, summed, cohorts": CLIENT | SUM | {"cohorts": 3},
     "update, zero-out, cohorts": CLIENT | {"trust": "server", "adjacency": "zero_out", "cohorts": 2},
     "update, sampled clients": CLIENT | SUM | {"client_rate": 0.5},
+    "gradient, adaptive": ADAPTIVE,
+    "gradient, summed, adaptive": ADAPTIVE | SUM,
+    "update, adaptive, zero-out": CLIENT | ADAPTIVE | {"adjacency": "zero_out"},
+    "update, server, adaptive": CLIENT | ADAPTIVE | {"trust": "server"},
+    "update, sampled clients, adaptive": CLIENT | ADAPTIVE | SUM | {"client_rate": 0.5},
 }
 
 
@@ -92,8 +106,9 @@ def test_updates_that_are_not_shortened_are_found_out(monkeypatch):
         patch.setattr(home(release_updates), "_scale", lambda *_: 1.0)
         assert sensitivity(**CLIENT, clip_norm=0.01).verdict == "fail"
         assert with_canaries(1, {**CLIENT, "noise": "gaussian"}, num_canaries=100).verdict == "fail"
-    really = home(SecureSum).clip_rows
-    monkeypatch.setattr(home(SecureSum), "clip_rows", lambda rows, clip_norm: really(rows, 2 * clip_norm))
+    monkeypatch.setattr(
+        home(SecureSum), "clip_and_count", lambda row, protection: clip_and_count(row, protection.with_clip_norm(0.02))
+    )
     audit = sensitivity(**CLIENT, **SUM, clip_norm=0.01)
     assert audit.details["ratio"] <= 1
     assert audit.details["ratio_in_sum"] > 1.5

@@ -144,7 +144,7 @@ def test_an_update_that_is_not_finite_is_refused_by_name(wrong):
     with pytest.raises(BadInput, match="client 'bob' holds NaN or infinity"):
         released(updates, [1.0, 1.0], clients=["ann", "bob"])
     with pytest.raises(BadInput, match="The update of client 'c1' holds NaN or infinity and is not released"):
-        release_on_device(torch.from_numpy(updates), costs_of([1.0, 1.0], 3), 1.0, [0, 1])
+        release_on_device(torch.from_numpy(updates), costs_of([1.0, 1.0], 3), SIMULATED, [0, 1])
     with pytest.raises(BadInput, match="example number 1"):
         clip_rows(updates, 1.0)
 
@@ -274,7 +274,7 @@ def test_no_released_row_is_longer_than_the_clip_norm(seed, dtype, exponent, cli
     rng = np.random.default_rng(seed)
     rows = torch.from_numpy(rng.standard_normal((6, 40)) * clip_norm * 10.0**exponent).to(dtype)
     costs = costs_of([np.inf] * 6, 40)
-    out, clipped = release_on_device(rows, costs, clip_norm, range(6))
+    out, clipped = release_on_device(rows, costs, SIMULATED.with_clip_norm(clip_norm), range(6))
     assert (lengths(out) <= clip_norm).all()
     assert clipped.tolist() == (lengths(rows) > clip_norm).tolist()
     assert out.dtype == dtype
@@ -290,7 +290,7 @@ def test_each_row_gets_the_noise_its_cost_states(adjacency, dtype):
     size = 60_000
     costs = costs_of([0.02, 0.5, 8.0, np.inf], size, replace(SIMULATED, adjacency=adjacency))
     rows = torch.full((4, size), 0.5 / np.sqrt(size), dtype=dtype)
-    out, _ = release_on_device(rows, costs, 1.0, [3, 4, 5, 6])
+    out, _ = release_on_device(rows, costs, SIMULATED, [3, 4, 5, 6])
     noise = (out.double() - rows.double()).numpy()
     for row, cost in zip(noise[:3], costs[:3], strict=True):
         assert_of_std(row, cost.noise_std)
@@ -304,9 +304,9 @@ def test_the_same_seed_gives_the_same_noise_and_another_seed_another():
     torch.manual_seed(0)
     expected = torch.rand(2)
     torch.manual_seed(0)
-    first, _ = release_on_device(rows, costs, 1.0, [5, 5, 6])
+    first, _ = release_on_device(rows, costs, SIMULATED, [5, 5, 6])
     assert torch.equal(torch.rand(2), expected)  # the global generator is not touched
-    alone, _ = release_on_device(rows[1:2], costs[1:2], 1.0, [5])
+    alone, _ = release_on_device(rows[1:2], costs[1:2], SIMULATED, [5])
     assert torch.equal(first[0], first[1])
     assert torch.equal(first[1], alone[0])  # whoever else is in the stack
     assert not torch.equal(first[0], first[2])
@@ -318,10 +318,10 @@ def test_noise_that_is_to_protect_is_not_drawn_on_a_device(kind):
     costs = costs_of([1.0, 1.0], 8)
     costs[1] = costs_of([1.0], 8, replace(CLIENT, noise=kind))[0]
     with pytest.raises(BadInput, match=f"noise '{kind}' is not drawn on a device; use mppfl.privacy.release"):
-        release_on_device(torch.zeros((2, 8)), costs, 1.0, [0, 1])
+        release_on_device(torch.zeros((2, 8)), costs, SIMULATED, [0, 1])
 
 
 def test_every_row_needs_a_cost_and_a_seed():
     for num_costs, num_seeds in ((1, 2), (2, 1), (3, 2)):
         with pytest.raises(BadInput, match=f"2 updates came with {num_costs} costs and {num_seeds} seeds"):
-            release_on_device(torch.zeros((2, 8)), costs_of([1.0] * num_costs, 8), 1.0, range(num_seeds))
+            release_on_device(torch.zeros((2, 8)), costs_of([1.0] * num_costs, 8), SIMULATED, range(num_seeds))

@@ -17,7 +17,8 @@ def test_a_budget_buys_the_noise_of_a_mean_gradient_and_costs_what_holds_for_a_w
 
 
 @pytest.mark.parametrize(
-    "changed", [{"unit": "client"}, {"release": "gradient"}, {"noise": "gaussian"}, {"trust": "server"}]
+    "changed",
+    [{"unit": "client"}, {"release": "gradient"}, {"noise": "gaussian"}, {"trust": "server"}, {"clip_quantile": 0.5}],
 )
 def test_it_is_a_simulation_of_one_way_to_train(changed):
     with pytest.raises(BadInput, match=next(iter(changed))):

@@ -253,6 +253,33 @@ def test_a_round_computed_again_is_paid_again_only_where_its_noise_is_fresh(nois
     assert (rest[0].weights.tobytes() == records[1].weights.tobytes()) == (noise == "simulated")
 
 
+SAMPLED = {"trust": "server", "unit": "client", "client_rate": 0.5}
+
+
+@pytest.mark.parametrize("way", [WAYS["client"], WAYS["gradient"], *SUMS.values(), SAMPLED], ids=str)
+@pytest.mark.parametrize("times_killed", [1, 2])
+def test_noise_drawn_again_takes_nobody_past_total_epsilon(way, times_killed, caplog):
+    changed, ledger = {"noise": "discrete", "total_epsilon": 3.0, **way}, PrivacyLedger.in_memory()
+    records = killed_in_round_2(ledger, **changed)
+    resume = checkpoint_of(records[:1], **changed)
+    for _ in range(times_killed - 1):  # in the last round, and everything since the checkpoint is lost
+        next(train_rounds(MODEL, DATA, PLAN, configured(**QUICK, **changed), ledger=ledger, resume=resume))
+    rest = rounds_of(**changed, resume=resume, ledger=ledger)
+    protection = configured(**changed).protection
+    spent = ledger.get_epsilon(NAMES, 1e-5, protection.accounting)
+    assert len(rest) == 3
+    assert 2.0 < max(spent) <= 3.0
+    assert rest[-1].dp_epsilon == pytest.approx(max(spent), rel=1e-6)
+    refused = [record.refused for record in rest]
+    if protection.is_zcdp:  # whose budgets are smaller than the largest have something left
+        assert "2" in refused[-1]
+        assert "0" not in refused[0] + refused[1]
+    else:
+        assert refused == [("0", "1", "2"), (), ()]
+    assert "opt out" in caplog.text
+    assert "noise drawn again would take them past total_epsilon=3" in caplog.text
+
+
 @pytest.mark.parametrize("way", SUMS)
 def test_a_sum_computed_again_has_those_who_were_in_it_before(way):
     ledger, changed = PrivacyLedger.in_memory(), WAYS[way]

@@ -190,11 +190,13 @@ def test_of_the_updates_of_3000_clients_less_than_half_are_held_at_once(way):
     features, labels = np.zeros((1, 784), dtype=np.float32), np.zeros(1, dtype=np.int64)
     config = configured(batch_size=1, local_epochs=1, **LOCAL[way])
     noise = GradientNoise(config.protection, LocalWork(1), math.inf) if way == "gradient" else None
-    slots = [ClientSlot(model.initial_weights(0), [np.zeros(1, dtype=np.int64)], noise)] * 3000
+    slot, made = ClientSlot(model.initial_weights(0), [np.zeros(1, dtype=np.int64)], noise), []
+    slots = (made.append(number) or slot for number in range(3000))
     places, sizes = set(), []
-    for rows in Engine(model, features, labels, config, len(slots)).updates(slots):
+    for rows in Engine(model, features, labels, config, 3000).updates(slots):
         places.add(rows.data_ptr())
         sizes.append(len(rows))
+        assert len(made) == sum(sizes)  # and no slot before it is computed
     assert sum(sizes) == 3000
     assert max(sizes) < 1500
     assert len(places) == 1  # each group takes the place of the one before

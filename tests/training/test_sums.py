@@ -175,6 +175,26 @@ def test_too_few_for_the_failures_that_are_allowed_open_nothing_and_pay_nothing(
     assert len(ledger) == 0
 
 
+# ---- sampled clients ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trust", ["secure_sum", "server"])
+def test_sampled_clients_are_charged_and_paid_for_being_in_the_lottery_so_nobody_learns_who_was_drawn(trust):
+    budgets, drawn = (0.5, 0.5, 0.0, 0.9), []
+    for seed in range(4):
+        ledger = PrivacyLedger.in_memory()
+        sampled = {"client_rate": 0.3, "seed": seed, "ledger": ledger}
+        record = one_round(budgets, f"{trust} client", **sampled)
+        assert record.payments.tolist() == [1.0, 1.0, 0.0, 1.8]  # its whole budget at a rate of 2, whoever was drawn
+        assert record.participating.tolist() == [True, True, False, True]
+        rows = {event["client"]: event for event in ledger.events()}
+        assert rows.keys() == {"0", "1", "3"}
+        assert all(row["sampling_rate"] == 0.3 for row in rows.values())
+        assert rows["0"]["noise_multiplier"] == rows["1"]["noise_multiplier"] > rows["3"]["noise_multiplier"]
+        drawn.append(np.abs(record.weights).max())
+    assert len(set(drawn)) == 4
+
+
 # ---- cohorts ------------------------------------------------------------------------------------------------------
 
 

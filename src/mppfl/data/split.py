@@ -48,13 +48,14 @@ class ClientData:
         name: Name of the data set.
         features: Model inputs, float32 [n, C, H, W] or [n, d].
         labels: int64 [n], classes counted from 0.
-        members: Rows of each client: at least one, none of another client's. Sizes may differ.
+        members: Rows of each client: at least one, none of another client's unless they overlap. Sizes may differ.
         test_features: Model inputs of the test part.
         test_labels: Labels of the test part.
         num_classes: Number of classes.
         names: Names of the clients.
         provenance: Where the examples come from.
         split: How they were divided.
+        overlapping: Whether a row may be several clients', each of whom has a copy: a guarantee hides one of these.
 
     Example:
         >>> import numpy as np
@@ -77,6 +78,7 @@ class ClientData:
     names: tuple[str, ...]
     provenance: str
     split: str
+    overlapping: bool = False
 
     def __post_init__(self) -> None:
         for part, prefix, whose in (("", "", "training"), ("test ", "test_", "test")):
@@ -93,7 +95,7 @@ class ClientData:
                 f"test features have shape {self.test_features.shape[1:]}, the others {self.features.shape[1:]}."
             )
         _require_names(self.names, len(self.members))
-        object.__setattr__(self, "members", _disjoint(self.members, self.names, len(self.labels)))
+        object.__setattr__(self, "members", _divided(self.members, self.names, len(self.labels), self.overlapping))
 
     def __repr__(self) -> str:
         sizes = self.num_examples
@@ -148,11 +150,13 @@ def client_data(
     name: str = "own data",
     provenance: str = "given as arrays",
     split: str = "given by the caller",
+    overlapping: bool = False,
 ) -> ClientData:
     """A user's own arrays as ClientData, or an error that says what does not fit.
 
     Features are what the model takes, already standardised: [n, C, H, W] or [n, d]. `members` has the rows of each
-    client; rows that nobody has are left unused. Without `num_classes` the largest label decides.
+    client; rows that nobody has are left unused, and of `overlapping` clients each has a copy of its own. Without
+    `num_classes` the largest label decides.
 
     Example:
         >>> import numpy as np
@@ -174,6 +178,7 @@ def client_data(
         names=tuple(map(str, range(len(members)))) if names is None else tuple(names),
         provenance=provenance,
         split=split,
+        overlapping=overlapping,
     )
 
 
@@ -342,8 +347,8 @@ def _require_names(names: tuple[str, ...], num_clients: int) -> None:
         raise BadInput(f"{times} clients are called {again!r}; names must differ.")
 
 
-def _disjoint(members: Sequence[Any], names: tuple[str, ...], num_rows: int) -> tuple[Rows, ...]:
-    """The rows of each client, none of them another's."""
+def _divided(members: Sequence[Any], names: tuple[str, ...], num_rows: int, overlapping: bool) -> tuple[Rows, ...]:
+    """The rows of each client, none of them another's unless they overlap."""
     owners = np.full(num_rows, -1, dtype=np.int64)
     divided = []
     for client, of_client in enumerate(members):
@@ -356,9 +361,11 @@ def _disjoint(members: Sequence[Any], names: tuple[str, ...], num_rows: int) -> 
         if len(wrong):
             raise BadInput(f"client {names[client]!r} has row {wrong[0]}, which is none of 0 to {num_rows - 1}.")
         taken = rows[owners[rows] >= 0]
-        if len(taken):
+        if len(taken) and not overlapping:
             other = names[owners[taken[0]]]
-            raise BadInput(f"row {taken[0]} is {names[client]!r}'s and {other!r}'s; give it to one of them.")
+            raise BadInput(
+                f"row {taken[0]} is {names[client]!r}'s and {other!r}'s; give it to one of them, or say overlapping."
+            )
         owners[rows] = client
         if len(np.unique(rows)) < len(rows):
             raise BadInput(f"client {names[client]!r} has a row twice. Give each row once.")

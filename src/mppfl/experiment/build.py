@@ -49,11 +49,14 @@ class Case:
     data: ClientData
     config: TrainingConfig
     notes: tuple[str, ...]
+    total_epsilon: float | None = None  # which `config` keeps by its budget_unit
 
     def arm(self, ledger: PrivacyLedger | None = None, resume: Checkpoint | None = None) -> TrainingJob:
         from mppfl.training import TrainingJob
 
-        return TrainingJob(self.name, self.solution.plan, self.data, self.config, ledger, resume, self.run)
+        return TrainingJob(
+            self.name, self.solution.plan, self.data, self.config, ledger, resume, self.run, self.total_epsilon
+        )  # fmt: skip
 
     @property
     def run(self) -> str:
@@ -105,7 +108,8 @@ def prepare(experiment: Experiment) -> list[Case]:
                 *([f"seed{seed}"] if len(experiment.seeds) > 1 else []),
             ]
             all_notes = (*notes, *solution.warnings, *_training_notes(chosen_config, config))
-            cases.append(Case("-".join(parts), alone, solution, data, config, all_notes))
+            total = training.protection.total_epsilon
+            cases.append(Case("-".join(parts), alone, solution, data, config, all_notes, total))
     return cases
 
 

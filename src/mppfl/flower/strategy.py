@@ -387,6 +387,8 @@ def _require_deployable(plan: Plan, clients: Sequence[str], config: TrainingConf
             f"trust={protection.trust!r} is simulated only; uploads on Flower carry noise of their own. Use "
             "trust='local'."
         )
+    if protection.clip_quantile is not None:
+        raise BadInput("clip_quantile is for mppfl's own trainings. Leave it out: clip_norm stays as it is.")
     if not protection.is_zcdp:
         raise BadInput(
             "Poisson batches have no budget that a client could hold against its cap. Use batches='shuffled'."

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         NORM_GUARD,
         ReleaseCost,
         answer_cost,
+        clip_and_count,
         clip_rows,
         noisy_answer,
         release_on_device,

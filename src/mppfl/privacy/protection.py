@@ -22,6 +22,7 @@ Release = Literal["gradient", "steps", "update"]
 Batches = Literal["whole", "shuffled", "poisson"]
 Adjacency = Literal["replace_one", "zero_out"]
 NoiseKind = Literal["simulated", "gaussian", "discrete"]
+CLIP_RATE = 0.2  # by which a round's noisy count moves the logarithm of the clip norm (Andrew et al. 2021)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,18 @@ class Protection(Spec):
     clip_norm: Annotated[float, About("𝒮, length to which gradients of records, or updates, are shortened.", "", 0)] = (
         1.0
     )
+    clip_quantile: Annotated[
+        float | None,
+        About(
+            "Share of records, or of clients' updates, that are shorter than the clip norm in the end: it starts at "
+            "clip_norm, best a small one, and each round's noisy count of those that were shorter moves it. Left out, "
+            "it stays.",
+            "",
+            0,
+            1,
+        ),
+    ] = None
+    clip_share: Annotated[float, About("Part of each round's budget that pays for this count.", "", 0, 1)] = 0.02
     noise: Annotated[
         NoiseKind,
         About("simulated, from a seed, protects nobody; gaussian and discrete come from the operating system."),
@@ -164,6 +177,7 @@ class Protection(Spec):
                 object.__setattr__(self, name, usual)
         self._require_unit_and_release()
         self._require_trust()
+        self._require_clipping()
         self._require_participation()
         if self.total_epsilon is not None and self.budget_unit != 1.0:
             raise BadInput(
@@ -207,6 +221,20 @@ class Protection(Spec):
                 "noise='gaussian' does not add up exactly on the grid of a secure sum. Use noise='discrete'."
             )
 
+    def _require_clipping(self) -> None:
+        if self.clip_quantile is not None and self.release == "steps":
+            raise BadInput(
+                f"clip_quantile={self.clip_quantile:g} asks for one count a round, and release='steps' clips in every "
+                "step. Use release='gradient' with more rounds, or leave clip_quantile out."
+            )
+        if self.clip_quantile is not None and self.cohorts > 1:
+            raise BadInput(
+                f"clip_quantile={self.clip_quantile:g} gives each round a norm, and cohorts={self.cohorts} take "
+                "back noise of rounds before. Leave one of them out."
+            )
+        if self.clip_quantile is None and "clip_share" in Spec.changed(self):
+            raise BadInput(f"clip_share={self.clip_share:g} pays for the count of clip_quantile. Give that, too.")
+
     def _require_participation(self) -> None:
         if self.client_rate == 0 or (self.client_rate < 1 and not self.opens_sums):
             raise BadInput(
@@ -227,7 +255,8 @@ class Protection(Spec):
         of = {"shuffled": " over shuffled batches", "poisson": " over Poisson batches"}.get(self.batches, "")
         sampled = " of sampled clients" if self.client_rate < 1 else ""
         turns = f" in {self.cohorts} cohorts" if self.cohorts > 1 else ""
-        return f"{self.trust} {self.unit} {self.release}{of}{sampled}{turns}".replace("_", " ")
+        adaptive = ", adaptive clip norm" if self.clip_quantile is not None else ""
+        return f"{self.trust} {self.unit} {self.release}{of}{sampled}{turns}{adaptive}".replace("_", " ")
 
     @property
     def clips_examples(self) -> bool:
@@ -279,8 +308,29 @@ class Protection(Spec):
         return {"whole": self.num_answers(work), "shuffled": work.local_epochs, "poisson": 1}[self.batches]
 
     def reach(self) -> float:
-        """How far apart two vectors of length at most `clip_norm` can be, or one and 0."""
-        return self.clip_norm if self.adjacency == "zero_out" else 2 * self.clip_norm
+        """How far apart two vectors of length at most `longest` can be, or one and 0."""
+        return self.longest if self.adjacency == "zero_out" else 2 * self.longest
+
+    @property
+    def count_size(self) -> float:
+        """What a vector's last entry is where the clip norm follows a quantile: this where the vector was too long to
+        stay, minus this where it was not. Else 0, and there is no such entry.
+
+        It is 𝒮√(share/(1 − share)): squared it is just the share of what the whole vector may be, and a cost goes by
+        squares. One noise on vector and count then splits ρ as asked, and so it does with the noise of samples.
+        """
+        if self.clip_quantile is None:
+            return 0.0
+        return self.clip_norm * math.sqrt(self.clip_share / (1 - self.clip_share))
+
+    @property
+    def longest(self) -> float:
+        """Length of a vector after clipping, the entry that counts included."""
+        return math.hypot(self.clip_norm, self.count_size)
+
+    def num_entries(self, num_parameters: int) -> int:
+        """Entries of a vector that gets noise: one a parameter, and one for the count where there is one."""
+        return num_parameters + (self.clip_quantile is not None)
 
     def sensitivity(self, work: LocalWork) -> float:
         """Δ: how far one neighbouring data set moves one noisy answer at most, in ℓ2."""
@@ -315,6 +365,17 @@ class Protection(Spec):
     def with_clip_norm(self, clip_norm: float) -> Self:
         """The same protection with another length to shorten to."""
         return replace(self, clip_norm=clip_norm)
+
+    def with_clip_norm_after(self, count: float) -> Self:
+        """The same for the next round: 𝒮 · exp(-0.2 (b − quantile)), where b is the share that was shorter (Andrew et
+        al. 2021, Alg. 1). Noise may move it no farther than e^±0.2.
+
+        count  the last entry of the round's noisy mean: `count_size` times the share of the longer less the others
+        """
+        if self.clip_quantile is None:
+            return self
+        surplus = (1 - count / self.count_size) / 2 - self.clip_quantile
+        return self.with_clip_norm(self.clip_norm * math.exp(-CLIP_RATE * min(1.0, max(-1.0, surplus))))
 
     def with_clip_norm_of(self, lengths: Array) -> Self:
         """The same with the length that the raw updates of a first round tell, where it was not settled before."""

@@ -125,7 +125,8 @@ def release_updates(
         run: Run, for the costs.
 
     Returns:
-        The noisy updates with the cost of each client that participated, which a ledger takes as it is.
+        The noisy updates with the cost of each client that participated, which a ledger takes as it is. Where the clip
+        norm follows a quantile each has a last entry more, by which updates that were too long are counted.
 
     Raises:
         BadInput: An update holds NaN or infinity, or a budget cannot be met; the client is named and nothing of the
@@ -166,20 +167,23 @@ def release_updates(
             f"{num_clients} updates came with {len(names)} clients, {len(works)} works and budgets of shape "
             f"{asked.shape}; give one of each per update."
         )
-    clip = protection.clip_norm
+    clip, num_entries = protection.clip_norm, protection.num_entries(num_parameters)
     scales = [_scale(row, clip, f"the update of client {name!r}") for row, name in zip(rows, names, strict=True)]
     prices = [
         round_cost(protection, rho, done, num_parameters, name, round_index, run) if rho != 0 else None
         for rho, done, name in zip(asked.tolist(), works, names, strict=True)
     ]
-    out = np.zeros_like(rows, order="C")
-    for row, released, scale, price in zip(rows, out, scales, prices, strict=True):
+    out = np.zeros((num_clients, num_entries), dtype=rows.dtype)
+    for row, target, scale, price in zip(rows, out, scales, prices, strict=True):
         if price is not None:
-            _shorten(row, scale, released)
-            add_noise(released, price.noise_std, protection.noise, rng, out=released)
+            _shorten(row, scale, target[:num_parameters])
+            target[num_parameters:] = protection.count_size if scale < 1 else -protection.count_size
+            add_noise(target, price.noise_std, protection.noise, rng, out=target)
     costs = tuple(price for price in prices if price is not None)
     participating = asked > 0
-    return Releases(out.reshape(np.shape(updates)), costs, (np.array(scales) < 1) & participating, participating)
+    return Releases(
+        out.reshape(*np.shape(updates)[:-1], num_entries), costs, (np.array(scales) < 1) & participating, participating
+    )
 
 
 def round_cost(
@@ -218,7 +222,7 @@ def answer_cost(
     noise_multiplier: float | None = None,
 ) -> ReleaseCost:
     """What one noisy answer of the round costs: the share budget / queries, of a round's whole `budget`."""
-    size = require_count(num_parameters, "num_parameters")
+    size = protection.num_entries(require_count(num_parameters, "num_parameters"))
     if protection.is_zcdp == (budget is None) or protection.is_zcdp != (noise_multiplier is None):
         raise BadInput(f"{protection.name} takes {'a budget' if protection.is_zcdp else 'a noise_multiplier'} alone.")
     std = _noise_std(protection, budget, noise_multiplier, work, size, client)
@@ -281,14 +285,30 @@ def _noise_std(
         std = std_with_grid(protection.sensitivity(work), multiplier, num_parameters, kind)
     except BadInput as cause:
         raise BadInput(f"The {name} of client {client!r} cannot be met. {cause}") from cause
-    reach = protection.clip_norm * (work.num_examples if protection.answers_sums else 1)
+    reach = protection.longest * (work.num_examples if protection.answers_sums else 1)
     if kind != "simulated" and reach >= LARGEST_WHOLE_NUMBER * grid_of(std, kind) / 2:
         asked = f"noise_multiplier={multiplier:g}" if budget is None else f"budget={budget:g}"
         raise BadInput(
-            f"{asked} of client {client!r} buys noise of {std:.3g} on updates of length {protection.clip_norm:g}: too "
+            f"{asked} of client {client!r} buys noise of {std:.3g} on updates of length {protection.longest:g}: too "
             "little for a grid. Use a smaller budget, or an infinite one for no noise."
         )
     return std
+
+
+def clip_and_count(vector: Floats, protection: Protection) -> Floats:
+    """One raw vector as it gets noise: shortened to `clip_norm`, and with its count behind it where there is one.
+
+    The mean gradient of a client comes with its count, which its engine has made of those of single records.
+    """
+    size = protection.num_entries(0)
+    row, count = (vector[:-1], vector[-1:]) if size and protection.clips_examples else (vector, None)
+    clipped, was_long = clip_rows(np.atleast_2d(row), protection.clip_norm)
+    if not size:
+        return np.asarray(clipped[0])
+    if count is None:
+        count = np.where(was_long, protection.count_size, -protection.count_size)
+    bounded = np.clip(np.nan_to_num(count), -protection.count_size, protection.count_size)
+    return np.append(clipped[0], bounded.astype(clipped.dtype))
 
 
 def clip_rows(per_example: Floats, clip_norm: float) -> tuple[Floats, BoolArray]:
@@ -322,7 +342,8 @@ def noisy_answer(
     if not protection.clips_examples:
         raise BadInput(f"{protection.name} puts its noise on the whole update; use release_updates.")
     values = _floats(total, "total")
-    cost = answer_cost(protection, budget, work, values.size, noise_multiplier=noise_multiplier)
+    num_parameters = values.size - protection.num_entries(0)
+    cost = answer_cost(protection, budget, work, num_parameters, noise_multiplier=noise_multiplier)
     return add_noise(values, cost.noise_std, protection.noise, rng).values, cost
 
 
@@ -356,9 +377,9 @@ def _shorten(row: Floats, scale: float, target: Floats) -> None:
 
 
 def release_on_device(
-    updates: Tensor, costs: Sequence[ReleaseCost], clip_norm: float, seeds: Sequence[int]
+    updates: Tensor, costs: Sequence[ReleaseCost], protection: Protection, seeds: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """Each row shortened to `clip_norm` with the noise its cost states, and which rows were shortened: simulation only.
+    """Each row as it leaves, with its count if any and the noise its cost states, and which were shortened: simulation.
 
     updates  [clients, parameters] on any device; one cost (from `round_cost`) and one seed for each row
 
@@ -377,10 +398,12 @@ def release_on_device(
             raise BadInput(
                 f"The update of client {cost.client!r} holds NaN or infinity and is not released. Check its training."
             )
+    clip_norm, size = protection.clip_norm, updates.shape[1]
     scales = torch.where(norms <= clip_norm, 1.0, NORM_GUARD * clip_norm / norms)
-    released = torch.empty_like(updates)
+    released = updates.new_empty((len(updates), protection.num_entries(size)))
     for row, update, scale in zip(released, updates, scales, strict=True):
-        row.copy_(update.double() * scale)  # row by row, so that float64 takes little memory
+        row[:size] = update.double() * scale  # row by row, so that float64 takes little memory
+        row[size:] = torch.where(scale < 1, protection.count_size, -protection.count_size)
     generator = torch.Generator(device=updates.device)
     for row, cost, seed in zip(released, costs, seeds, strict=True):
         if cost.noise_std > 0:

@@ -45,7 +45,7 @@ from mppfl.privacy.noise import (
     whole_numbers,
 )
 from mppfl.privacy.protection import LocalWork, Protection
-from mppfl.privacy.release import ReleaseCost, clip_rows
+from mppfl.privacy.release import ReleaseCost, clip_and_count
 
 GRID_IN_STDS = 1 / STEPS_PER_STD["gaussian"]  # largest g/√V that `grid_of_sum` gives
 LEAST_STEPS = 4.0  # grid steps per standard deviation of one share
@@ -230,7 +230,7 @@ class SecureSum:
         require(self.weights, "weights", (self.weights >= 0) & (self.weights < math.inf), "finite and at least 0")
         num_clients = int((self.weights > 0).sum())
         self.protection, self.rng = protection, rng
-        self._total: NDArray[np.int64] = np.zeros(num_parameters, dtype=np.int64)
+        self._total: NDArray[np.int64] = np.zeros(protection.num_entries(num_parameters), dtype=np.int64)
         self._noise = np.zeros_like(self._total)
         self.shares = shares_of(protection, num_clients)
         self.variance, self.grid = variance, grid_of_sum(variance) if grid is None else grid
@@ -239,7 +239,7 @@ class SecureSum:
         if self.share_std < LEAST_STEPS:
             raise BadInput(f"a share of the noise is {self.share_std:.3g} grid steps; have fewer clients in a sum.")
         _require_room(self.weights, protection, self.grid)
-        reach = self.weights.sum() * protection.clip_norm / self.grid + 40 * self.share_std * num_clients
+        reach = self.weights.sum() * protection.longest / self.grid + 40 * self.share_std * num_clients
         if reach >= LARGEST_SUM:
             raise BadInput(f"the sum may reach {reach:.3g} grid steps, beyond 2^62. Use smaller budgets.")
         self.arrived = np.zeros(len(self.weights), dtype=np.bool_)
@@ -250,7 +250,7 @@ class SecureSum:
         if weight == 0 or self.arrived[client]:
             raise BadInput(f"client number {client} has no part in this sum, or has sent its vector already.")
         # int64 wraps around, as sums modulo 2⁶⁴ do.
-        self._total += _in_steps(vector, weight, self.protection.clip_norm, self.grid, client).astype(np.int64)
+        self._total += _in_steps(vector, weight, self.protection, self.grid, client).astype(np.int64)
         self.add_nothing(client)
 
     def add_nothing(self, client: int) -> None:
@@ -316,7 +316,7 @@ def shares_of(protection: Protection, num_clients: int) -> int:
 
 def margin_of(protection: Protection, num_parameters: int, num_clients: int) -> float:
     """`rounding_margin` of a sum of so many clients, and of those after it in which its vectors show."""
-    margin = rounding_margin(num_parameters, shares_of(protection, num_clients))
+    margin = rounding_margin(protection.num_entries(num_parameters), shares_of(protection, num_clients))
     return margin * (1 + math.sqrt(protection.cohorts - 1))
 
 
@@ -336,7 +336,7 @@ def noise_of_sum(
         [protection.sensitivity(work) for work in works],
         wished,
         dispersion,
-        num_parameters,
+        protection.num_entries(num_parameters),
         margin=margin_of(protection, num_parameters, len(works)),
         opened_over_hidden=opened / shares,
     )
@@ -365,7 +365,7 @@ def sum_cost(
 
     num_clients  in all: of b cohorts, together b - 1 more at most have shares in the b sums in which its part shows
     """
-    drawn = 3 * (num_clients + protection.cohorts - 1) * num_parameters * NOT_EXACT
+    drawn = 3 * (num_clients + protection.cohorts - 1) * protection.num_entries(num_parameters) * NOT_EXACT
     return ReleaseCost(
         client,
         protection.name,
@@ -383,17 +383,17 @@ def sum_cost(
 
 def _require_room(weights: Array, protection: Protection, grid: float) -> None:
     """Raises where a vector of the largest weight may have more steps than can be counted, whatever it holds."""
-    if float(weights.max()) * protection.clip_norm >= LARGEST_WHOLE_NUMBER * grid / 2:
+    if float(weights.max()) * protection.longest >= LARGEST_WHOLE_NUMBER * grid / 2:
         raise BadInput(
-            f"the budgets buy noise on a grid of {grid:.3g}, too fine for vectors of length {protection.clip_norm:g}. "
+            f"the budgets buy noise on a grid of {grid:.3g}, too fine for vectors of length {protection.longest:g}. "
             "Use smaller budgets, or infinite ones for no noise."
         )
 
 
-def _in_steps(vector: Floats, weight: float, clip_norm: float, grid: float, client: int) -> Array:
+def _in_steps(vector: Floats, weight: float, protection: Protection, grid: float, client: int) -> Array:
     """The clipped, weighted vector in whole grid steps."""
     try:
-        clipped, _ = clip_rows(np.atleast_2d(vector), clip_norm)
+        clipped = clip_and_count(vector, protection)
     except BadInput as cause:
         raise BadInput(f"The vector of client number {client} cannot be added. {cause}") from cause
-    return whole_numbers(clipped[0].astype(np.float64) * weight, grid)
+    return whole_numbers(clipped.astype(np.float64) * weight, grid)

@@ -20,7 +20,7 @@ from mppfl.privacy import (
     LocalWork,
     Protection,
     banded_square_root,
-    clip_rows,
+    clip_and_count,
     noise_of_sum,
     opened_sum,
     release_updates,
@@ -106,8 +106,10 @@ def audit_sensitivity(
     declared = protection.queries(work)
     counted = protection.is_zcdp and protection.unit == "record"  # samples are counted by their accountant
     ratio = measured / claimed
-    pair = answers[worst[0]][[worst[1], worst[2]]]
-    in_sum = _spent_in_sums(pair, config, data, client) if protection.opens_sums else 0.0
+    pair: list[Array | None] = list(answers[worst[0]][[worst[1], worst[2]]])
+    if protection.unit == "client" and worst[2] == len(neighbours) - 1:  # absent: no message, and no count
+        pair[1] = None
+    in_sum = _spent_in_sums(pair, flat.num_parameters, config, data, client) if protection.opens_sums else 0.0
     holds = max(ratio, in_sum) <= 1 + ROUNDING and (touched <= declared or not counted)
     between = [neighbours[int(k)].name for k in worst[1:]]
     return AuditResult(
@@ -183,6 +185,7 @@ def _answers(
     """
     protection, answers, rng = config.protection, [], np.random.default_rng(0)
     start = flat_start(model, config)
+    num_entries = protection.num_entries(model.num_parameters) if protection.clips_examples else model.num_parameters
     steps: list[Sequence[IntArray]] = (
         [[batch] for batch in batches[:STEPS_AUDITED]] if protection.clips_examples else [batches]
     )
@@ -194,7 +197,7 @@ def _answers(
             noise = _Recorder(protection, work, math.inf, rng=rng) if protection.clips_examples else None
             slot = ClientSlot(start.to(engine.device), kept, noise, epochs=work.local_epochs)
             if not neighbour.present.any():
-                vectors.append(np.zeros(model.num_parameters))
+                vectors.append(np.zeros(num_entries))
                 continue
             (rows,) = engine.updates([slot])
             update = as_array(rows)[0].astype(np.float64)
@@ -209,13 +212,16 @@ def _answers(
 
 
 def _as_released(vectors: Array, protection: Protection, work: LocalWork) -> Array:
-    """What gets noise, as the code that releases it makes it of these vectors."""
+    """What gets noise, as the code that releases it makes it of these vectors, the last of which is absent."""
     if protection.clips_examples:
         return vectors
     if protection.opens_sums:
-        return np.asarray(clip_rows(vectors, protection.clip_norm)[0])
-    endless = np.full(len(vectors), math.inf)  # budgets without noise
-    return np.asarray(release_updates(vectors, endless, protection, work=work, round_index=1, run="audit").updates)
+        released = np.stack([clip_and_count(vector, protection) for vector in vectors])
+    else:
+        endless = np.full(len(vectors), math.inf)  # budgets without noise
+        released = release_updates(vectors, endless, protection, work=work, round_index=1, run="audit").updates
+    released[-1] = 0.0  # who is absent is not counted
+    return np.asarray(released)
 
 
 def flat_start(model: FlatModel, config: TrainingConfig) -> Tensor:
@@ -236,7 +242,9 @@ def _distances(vectors: Array, to_absent: bool) -> Array:
     return table
 
 
-def _spent_in_sums(pair: Array, config: TrainingConfig, data: ClientData, client: int) -> float:
+def _spent_in_sums(
+    pair: Sequence[Array | None], num_parameters: int, config: TrainingConfig, data: ClientData, client: int
+) -> float:
     """√(spent / charged) of the pair of vectors in sums of all clients, through the real sums.
 
     With cohorts over as many rounds as the client has two turns in. Whoever saw the same sums before knows what noise
@@ -247,16 +255,16 @@ def _spent_in_sums(pair: Array, config: TrainingConfig, data: ClientData, client
     caps = np.where(np.arange(data.num_clients) == client, 0.01, 0.1)  # so that its weight is bounded
     dispersion = config.dispersion * protection.clip_norm**2
     terms = [RoundTerms(t + 1, 1.0, 1.0, caps) for t in range(2 * protection.cohorts)]
-    size, spent, charged = pair.shape[1], 0.0, 0.0
+    spent, charged = 0.0, 0.0
     past: list[tuple[Array, ...]] = [(), ()]  # noise of the rounds before, if it was the first vector, or the second
     for position, turn in enumerate(plan_in_turns(plan_from_rounds("audit", terms), config)):
         joining = np.flatnonzero(turn.budgets)
-        of_joining = caps[joining], [works[k] for k in joining], size, data.num_examples[joining]
+        of_joining = caps[joining], [works[k] for k in joining], num_parameters, data.num_examples[joining]
         noise = noise_of_sum(protection, *of_joining, dispersion)
-        apart = np.zeros(size)
+        apart = np.zeros(protection.num_entries(num_parameters))
         for number, vector in enumerate(pair):  # the same fresh noise in both, which goes out of their difference
             rng, vectors = np.random.default_rng(position), [vector if k == client else None for k in joining]
-            total, past[number] = opened_sum(protection, noise, vectors, size, rng, past[number])
+            total, past[number] = opened_sum(protection, noise, vectors, num_parameters, rng, past[number])
             apart = total / math.sqrt(noise.noise_variance) - apart
         spent += float(apart @ apart) * banded_square_root(protection.cohorts)[0] ** 2 / 2
         charged += float(noise.used[joining == client].sum())

@@ -216,6 +216,14 @@ class GradientNoise:
             raise BadInput("simulated noise needs a stream of its own.")
         return int(self.rng.integers(2**62))
 
+    def with_count(self, clipped_sum: Tensor, num_long: Tensor, num_examples: int) -> Tensor:
+        """The sum with its count behind it, where the clip norm follows a quantile.
+
+        The count has the sign of a gradient, which a step turns round: see `Protection.count_size`.
+        """
+        size = self.protection.count_size
+        return torch.cat([clipped_sum, size * (num_examples - 2 * num_long)]) if size else clipped_sum
+
     def gradient(self, clipped_sum: Tensor) -> Tensor:
         """The noisy mean gradient from the sum of clipped ones, which `clip_factors` asks to be in float64."""
         answer = (clipped_sum / self.answer_divisor).cpu().numpy()
@@ -264,7 +272,7 @@ class Descent:
 
 def local_update(model: FlatModel, slot: ClientSlot, table: Table, descent: Descent) -> Tensor:
     """What one round of a client gives: how far its training moves the weights, w_i − w, or under release gradient
-    −η times its mean gradient, in float64 [parameters].
+    −η times its mean gradient, in float64 [parameters], with its count behind it where there is one.
 
     Whatever the module draws at random, in a layer or in code of its own, comes from the slot's seed.
     """
@@ -273,8 +281,8 @@ def local_update(model: FlatModel, slot: ClientSlot, table: Table, descent: Desc
             return plain_descent(model, slot, table, descent) - slot.start
         if slot.noise.protection.release == "gradient":
             inputs, labels = table.take(slot.batches[0])
-            total = clipped_sum(model, slot.start, inputs, labels, slot.noise.clip_norm)
-            return -descent.learning_rate * slot.noise.gradient(total)
+            total, num_long = clipped_sum(model, slot.start, inputs, labels, slot.noise.clip_norm)
+            return -descent.learning_rate * slot.noise.gradient(slot.noise.with_count(total, num_long, len(inputs)))
         return private_descent(model, slot, slot.noise, table, descent) - slot.start
 
 
@@ -297,21 +305,23 @@ def private_descent(model: FlatModel, slot: ClientSlot, noise: GradientNoise, ta
     weights, velocity = slot.start.clone(), torch.zeros_like(slot.start)
     for rows in slot.batches:
         inputs, labels = table.take(rows)
-        gradient = noise.gradient(clipped_sum(model, weights, inputs, labels, noise.clip_norm)).to(weights)
+        gradient = noise.gradient(clipped_sum(model, weights, inputs, labels, noise.clip_norm)[0]).to(weights)
         velocity = descent.momentum * velocity + gradient
         weights = weights - descent.learning_rate * velocity
     return weights
 
 
-def clipped_sum(model: FlatModel, weights: Tensor, inputs: Tensor, labels: Tensor, clip_norm: float) -> Tensor:
-    """Sum of the examples' gradients, each shortened to `clip_norm` in ℓ2 [parameters], in float64."""
+def clipped_sum(
+    model: FlatModel, weights: Tensor, inputs: Tensor, labels: Tensor, clip_norm: float
+) -> tuple[Tensor, Tensor]:
+    """Sum of the examples' gradients, shortened to `clip_norm` in ℓ2 [parameters], and how many were; in float64."""
     parts = model.parts(weights)
 
     def loss_of_one(parts: dict[str, Tensor], example: Tensor, label: Tensor) -> Tensor:
         return cross_entropy(model.logits(parts, example[None]), label[None])
 
     gradients = torch.func.vmap(torch.func.grad(loss_of_one), in_dims=(None, 0, 0), randomness="different")
-    total = torch.zeros_like(weights, dtype=torch.float64)
+    total, num_long = torch.zeros_like(weights, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
     at_once = max(1, LARGEST_STACK // weights.numel())
     for start in range(0, len(inputs), at_once):
         stack = gradients(parts, inputs[start : start + at_once], labels[start : start + at_once])
@@ -321,7 +331,8 @@ def clipped_sum(model: FlatModel, weights: Tensor, inputs: Tensor, labels: Tenso
         if warn_of_overflow(norms):
             rows = torch.where(factors[:, None] > 0, rows, 0.0)  # 0 times infinity is no number
         total += factors @ rows.double()
-    return total
+        num_long += (factors < 1).sum().cpu()
+    return total, num_long.to(total.device)
 
 
 def require_gradients_of_examples(model: FlatModel, example: Tensor) -> None:

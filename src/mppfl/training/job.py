@@ -8,6 +8,7 @@ import math
 import re
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,6 +50,7 @@ class TrainingJob:
         ledger: None for one in memory. Give jobs that are alternatives ledgers of their own, and the same one to those
             that add up.
         resume: where to continue from; it must come from the same training.
+        total_epsilon: ε that noise drawn again after an interruption may not pass; left out, the configuration's.
 
     Example:
         >>> import numpy as np
@@ -68,6 +70,7 @@ class TrainingJob:
     ledger: PrivacyLedger | None = None
     resume: Checkpoint | None = None
     run: str = ""
+    total_epsilon: float | None = None
 
     @property
     def run_in_ledger(self) -> str:
@@ -85,7 +88,8 @@ class TrainingJob:
         alike = tuple(getattr(self.config, name) for name in COMPUTED_ALIKE)
         # Simulated noise may be drawn on a device, and no other.
         gradients = (protection.release, protection.batches, protection.clip_norm, protection.is_simulated)
-        return (*alike, *table, protection.clips_examples and gradients)
+        follows = protection.clip_quantile is not None and self.name  # a clip norm of its own
+        return (*alike, *table, protection.clips_examples and (*gradients, follows))
 
 
 def training_key(model: nn.Module, job: TrainingJob) -> str:
@@ -176,8 +180,8 @@ def require_private(model: FlatModel, data: ClientData, config: TrainingConfig) 
 class TrainingState:
     """Where one job stands between two rounds: the model, the server's memory, the protection, the ledger.
 
-    `account` is what each client has paid in this training so far. The ledger may know more: other runs, and rounds
-    that were reserved before an interruption and are computed again. `past_noise` is what the next sum is given.
+    `account` is what each client has paid in this training so far. The ledger may know more of other runs.
+    `past_noise` is what the next sum is given.
     """
 
     def __init__(self, model: FlatModel, job: TrainingJob) -> None:
@@ -190,10 +194,13 @@ class TrainingState:
         self.protection = config.protection
         self.memory: dict[str, Tensor] = {}
         self.account = {name: np.zeros(data.num_clients) for name in ("spent", "extra_delta")}
+        asked = job.config.protection.total_epsilon
+        self.total_epsilon = asked if job.total_epsilon is None else job.total_epsilon
         self.past_noise: tuple[Array, ...] = ()
         device = find_device(config.device)
         if job.resume is None:
             self._require_own_run(taken_up=False)
+            self._pay_for_standing()
             dtype = torch.float64 if config.precision == "float64" else torch.float32
             self.weights = model.initial_weights(config.stream_seed).to(device, dtype)
             self.handed_out = self.weights
@@ -206,13 +213,15 @@ class TrainingState:
         self._require_own_run(taken_up=True)
         self.handed_out = torch.from_numpy(job.resume.weights).to(device)
         kept = dict(job.resume.server)
+        clip_norm = float(kept.pop("clip_norm", job.resume.clip_norm))
         self.account = {name: kept.pop(f"account.{name}").copy() for name in self.account}
         self.past_noise = tuple(kept.pop(name) for name in sorted(kept) if name.startswith("noise."))
         self.memory = {name: torch.from_numpy(value).to(device) for name, value in kept.items()}
         self.weights = self.memory.pop("current", self.handed_out)
         self.position = job.resume.rounds_done
-        if math.isfinite(job.resume.clip_norm):
-            self.protection = self.protection.with_clip_norm(job.resume.clip_norm)
+        if math.isfinite(clip_norm):
+            self.protection = self.protection.with_clip_norm(clip_norm)
+        self._pay_for_standing()
 
     def _require_own_run(self, *, taken_up: bool) -> None:
         """Raises where the ledger knows this run as another training, before anything is paid or trained."""
@@ -220,6 +229,16 @@ class TrainingState:
             # Noise that protects is paid for again in every round that stands there, whoever made it.
             is_paid_again = not self.config.protection.is_simulated
             self.ledger.require_run(self.job.run_in_ledger, self.key, taken_up=taken_up or is_paid_again)
+
+    def _pay_for_standing(self) -> None:
+        """Noise that is drawn anew is paid each time: what stands in the ledger counts, whatever became of it."""
+        if self.protection.is_simulated or not self.standing:
+            return
+        places = {name: k for k, name in enumerate(self.job.data.names)}
+        clients = [places[event["client"]] for event in self.standing]
+        for name, term in (("spent", "budget"), ("extra_delta", "extra_delta")):
+            paid = np.bincount(clients, [event[term] or 0.0 for event in self.standing], len(places))
+            self.account[name] = np.maximum(self.account[name], paid)
 
     def pay(self, client: int, cost: ReleaseCost) -> None:
         """Adds a cost that stands in the ledger to this training's own account."""
@@ -236,10 +255,15 @@ class TrainingState:
         return self.protection.clip_norm if self.protection.has_clip_norm else math.nan
 
     @cached_property
+    def standing(self) -> list[dict[str, Any]]:
+        """Releases of this run that the ledger held when the training began, or was taken up."""
+        return list(self.ledger.events(self.job.run_in_ledger))
+
+    @cached_property
     def reserved_before(self) -> dict[int, set[str]]:
         """Who stands in the ledger for each round of this run, from before an interruption."""
         names: dict[int, set[str]] = {}
-        for event in self.ledger.events(self.job.run_in_ledger):
+        for event in self.standing:
             names.setdefault(event["round_index"], set()).add(event["client"])
         return names
 
@@ -272,6 +296,8 @@ class TrainingState:
         """All that a resumed training needs beside the model that was handed out."""
         kept = {name: as_array(value).copy() for name, value in self.memory.items()}
         kept |= {f"account.{name}": value.copy() for name, value in self.account.items()}
+        if self.protection.clip_quantile is not None:
+            kept["clip_norm"] = np.array(self.clip_norm)
         if not self.is_done:  # whoever has it can take the noise out of sums
             kept |= {f"noise.{age:06}": noise for age, noise in enumerate(self.past_noise)}
         if self.handed_out is not self.weights:

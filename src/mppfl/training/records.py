@@ -27,7 +27,8 @@ class RoundRecord:
 
     reward_rate     announced for this round
     budgets         ρ of the game that the plan asked of each client
-    payments        money each client got: its price times what was used of its budget of the game
+    payments        money each client got: its price times what was used of its budget of the game. Sampled clients use
+                    all of it by being in the lottery, drawn or not; who was drawn stays secret
     spent           ρ of each client as the ledger has it: budget_unit · budget, what a protection of its own charges
                     for that, or what of it a sum really used; 0 for those who opted out.
                     Under Poisson batches the ρ whose ε the noise was calibrated to; the ledger holds the noise itself
@@ -44,8 +45,8 @@ class RoundRecord:
                     Poisson batches it is known after the last round, NaN before
     seconds         wall time of the round
     weights         the model after the round, as one flat vector
-    server          the server optimiser's memory after the round, by name: what a resumed training needs beside
-                    weights; with cohorts also the noise of the last rounds, which is as secret as the data
+    server          what a resumed training needs beside weights, by name: the optimiser's memory, a 𝒮 that moves;
+                    with cohorts also the noise of the last rounds, which is as secret as the data
     engine          what computed the clients
     refused         clients whose cap forbade the round, whose upload of it is stored in the ledger already, or whose
                     budget is too small for a part in a sum
@@ -155,7 +156,7 @@ class Checkpoint:
 
     weights   the model, flat
     server    the server optimiser's memory and the sum of averaged models, by name
-    clip_norm 𝒮 as it was settled in the first round
+    clip_norm 𝒮 of the last round; where it moves, that of the next one is in `server`
     history   what happened so far
     key       fingerprint of configuration, plan and data: a checkpoint fits only the training it came from
     """

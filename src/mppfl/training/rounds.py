@@ -12,13 +12,14 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mppfl.arrays import Array, IntArray
+from mppfl.arrays import Array, BoolArray, IntArray
 from mppfl.data import ClientData
 from mppfl.device import find_device, to_device
 from mppfl.errors import BadInput, BudgetExceeded
@@ -27,7 +28,8 @@ from mppfl.privacy import (
     LocalWork,
     ReleaseCost,
     SecureSum,
-    clip_rows,
+    added_delta,
+    clip_and_count,
     epsilon,
     epsilon_with_extra,
     noise_growth,
@@ -171,13 +173,13 @@ def _test_table(engine: Engine, data: ClientData) -> Table:
 def next_round(engine: Engine, test: Table, states: Sequence[TrainingState]) -> dict[str, RoundRecord]:
     """One round of all jobs of an engine, their clients computed together; every state moves to the next model."""
     started = time.perf_counter()
-    drawn: DrawnBatches = {}
+    drawn: DrawnBatches | None = {} if len(states) > 1 else None  # which jobs of one seed share
     for state in states:
         if not state.protection.has_clip_norm:
             find_clip_norm(state, engine, drawn)
-    rounds = [JobRound(state, engine.model.num_parameters, drawn) for state in states]
-    slots = [slot for job_round in rounds for slot in job_round.slots]
-    uploads = ((job_round, number) for job_round in rounds for number in range(len(job_round.slots)))
+    rounds = [JobRound(state, engine.model.num_parameters) for state in states]
+    slots = chain.from_iterable(job_round.slots(drawn) for job_round in rounds)
+    uploads = ((job_round, number) for job_round in rounds for number in range(len(job_round.sampled)))
     for rows in engine.updates(slots):
         with engine.server_arithmetic():
             for row, (job_round, number) in zip(rows, uploads, strict=False):
@@ -188,7 +190,7 @@ def next_round(engine: Engine, test: Table, states: Sequence[TrainingState]) -> 
     return {job_round.state.job.name: job_round.concluded(engine, test, seconds) for job_round in rounds}
 
 
-def find_clip_norm(state: TrainingState, engine: Engine, drawn: DrawnBatches) -> None:
+def find_clip_norm(state: TrainingState, engine: Engine, drawn: DrawnBatches | None) -> None:
     """Computes the round once for the lengths of its updates, where the protection asks for them."""
     asked = state.protection.budget_unit * state.job.plan[state.position].budgets
     slots = slots_of(state, np.flatnonzero(asked > 0), [None] * int((asked > 0).sum()), drawn)
@@ -213,7 +215,7 @@ class Admission(NamedTuple):
 class JobRound:
     """One round of one job: its terms, who participates at which cost, and their uploads, added up as they come."""
 
-    def __init__(self, state: TrainingState, num_parameters: int, drawn: DrawnBatches) -> None:
+    def __init__(self, state: TrainingState, num_parameters: int) -> None:
         self.state, self.terms = state, state.job.plan[state.position]
         protection, names = state.protection, state.job.data.names
         wrong = np.flatnonzero(~(self.terms.budgets >= 0))
@@ -240,13 +242,15 @@ class JobRound:
         self.admission = admit(state, self.terms.round_index, self.asked, asking)
         self.clients, self.costs = self.admission.clients, self.admission.costs
         self.sampled = self._sampled()
-        costs = [self.costs[number] for number in self.sampled]
-        self.slots = slots_of(state, self.clients[self.sampled], costs, drawn)
         self.wrong: list[int] = []  # those whose updates are no numbers
         self.num_clipped = 0
-        self.streams = [stream(state.config.stream_seed, "noise", self.terms.round_index, int(k)) for k in self.clients]
         self.noise_std = self._noise_std()  # on each client's update, per parameter
         self.mean = self._mean(num_parameters) if len(self.clients) else None
+
+    def slots(self, drawn: DrawnBatches | None) -> Iterator[ClientSlot]:
+        """What the clients compute, made as it is asked for."""
+        costs = [self.costs[number] for number in self.sampled]
+        return slots_of(self.state, self.clients[self.sampled], costs, drawn)
 
     def _sampled(self) -> IntArray:
         """Who of those admitted computes: all, or a sample of the clients that nobody else knows."""
@@ -266,7 +270,8 @@ class JobRound:
             variance = self.admission.variance
             past, weights = state.past_noise, self.admission.weights
             return SecureSum(state.protection, weights, variance, num_parameters, rng_of_noise, past=past)
-        return WeightedMean(state.config.aggregation, sizes, self.noise_std, num_parameters)
+        num_entries = state.protection.num_entries(num_parameters)
+        return WeightedMean(state.config.aggregation, sizes, self.noise_std, num_entries)
 
     def _noise_std(self) -> Array:
         if self.admission.weights is not None:
@@ -295,20 +300,21 @@ class JobRound:
             self.mean.add(number, as_array(update) / self._pace)
             return
         if not protection.clips_examples and protection.opens_sums:  # a sum without noise
-            update = torch.from_numpy(clip_rows(as_array(update)[None], protection.clip_norm)[0][0]).to(update)
+            update = torch.from_numpy(clip_and_count(as_array(update), protection)).to(update)
         elif not protection.clips_examples:
             update = self._with_noise(number, update)
         if self.mean is not None:
             self.mean.add(number, update)
 
     def _with_noise(self, number: int, update: Tensor) -> Tensor:
-        cost, protection, rng = self.costs[number], self.state.protection, self.streams[number]
+        cost, protection, client = self.costs[number], self.state.protection, int(self.clients[number])
+        rng = stream(self.state.config.stream_seed, "noise", self.terms.round_index, client)
         if protection.opens_sums or (update.is_cuda and protection.is_simulated):  # a sum here has no noise to hide in
             seed = int(rng.integers(2**62))
-            rows, clipped = release_on_device(update[None], [cost], protection.clip_norm, [seed])
+            rows, clipped = release_on_device(update[None], [cost], protection, [seed])
             self.num_clipped += int(clipped[0])
             return rows[0]
-        work, budget = self.state.works[int(self.clients[number])], self.asked[self.clients[number]]
+        work, budget = self.state.works[client], self.asked[client]
         upload = release_updates(
             as_array(update), [budget], protection, work=work, rng=rng, clients=[cost.client],
             round_index=cost.round_index, run=cost.run,
@@ -341,8 +347,12 @@ class JobRound:
         state, terms, clients = self.state, self.terms, self.clients
         config, data, protection = state.config, state.job.data, state.protection
         self._tell_wrong()
+        clip_norm = state.clip_norm
         with engine.server_arithmetic():
             mean, theta, dispersion = self._result()
+            if mean is not None and protection.num_entries(0):
+                mean, (count,) = mean[:-1], mean[-1:].tolist()
+                state.protection = protection.with_clip_norm_after(count / self._pace)
             state.move(mean)
         accuracy, loss = math.nan, math.nan
         if state.is_done or state.position % config.evaluate_every == 0:
@@ -367,7 +377,7 @@ class JobRound:
             noise_std=_over_all(self.noise_std, clients, data.num_clients),
             theta=_over_all(theta, clients, data.num_clients),
             dispersion=dispersion,
-            clip_norm=state.clip_norm,
+            clip_norm=clip_norm,
             share_clipped=self.num_clipped / len(clients) if shown and len(clients) else math.nan,
             update_norm=0.0 if mean is None else float(torch.linalg.vector_norm(mean)),
             accuracy=accuracy,
@@ -402,20 +412,21 @@ def _over_all(values: Array, clients: IntArray, num_clients: int) -> Array:
 
 
 def slots_of(
-    state: TrainingState, clients: IntArray, costs: Sequence[ReleaseCost | None], drawn: DrawnBatches
-) -> list[ClientSlot]:
+    state: TrainingState, clients: IntArray, costs: Sequence[ReleaseCost | None], drawn: DrawnBatches | None
+) -> Iterator[ClientSlot]:
     """What each of these clients computes in the round; jobs of one seed draw the same batches, and draw once."""
     config, data, round_index = state.config, state.job.data, state.job.plan[state.position].round_index
     kind = (config.stream_seed, config.protection.release, config.protection.batches, config.augmentation)
-    slots = []
     for k, cost in zip(clients.tolist(), costs, strict=True):
         key = (*kind, state.works[k], round_index, k, id(data))
-        if key not in drawn:
-            drawn[key] = batches_with_augmentation(config, state.works[k], data.members[k], round_index, k)
+        batches = None if drawn is None else drawn.get(key)
+        if batches is None:
+            batches = batches_with_augmentation(config, state.works[k], data.members[k], round_index, k)
+            if drawn is not None:
+                drawn[key] = batches
         noise = gradient_noise(state, cost, k) if cost is not None and state.protection.clips_examples else None
         layers_seed = int(stream(config.stream_seed, "layers", round_index, k).integers(2**62))
-        slots.append(ClientSlot(state.weights, drawn[key], noise, layers_seed, config.local_epochs))
-    return slots
+        yield ClientSlot(state.weights, batches, noise, layers_seed, config.local_epochs)
 
 
 def largest_epsilon(state: TrainingState) -> float:
@@ -459,14 +470,14 @@ def admitted(state: TrainingState, round_index: int, asked: Array, clients: IntA
     stored in the ledger, to be sent again as it is, cannot release another one and is refused.
     """
     costs = [cost_of_client(state, round_index, int(k), float(asked[k])) for k in clients]
+    kept = np.flatnonzero(within_total(state, round_index, clients, costs))
+    clients, costs = clients[kept], [costs[number] for number in kept]
     run, ledger = state.job.run_in_ledger, state.ledger
     reservation = ledger.reserve_each(run, round_index, costs, training=state.key)
     outcomes = reservation.outcomes
     refused = {name for name, outcome in outcomes.items() if outcome == "refused"}
     for k, cost in zip(clients.tolist(), costs, strict=True):
         if outcomes[cost.client] == "already reserved" and cost.noise_kind not in ("simulated", "none"):
-            for _ in range(reservation.attempts[cost.client]):
-                state.pay(k, cost)  # for each time before, whether its upload ever left or not
             try:
                 paid = ledger.reserve_again(run, round_index, [cost]).outcomes[cost.client] == "reserved"
             except BudgetExceeded:
@@ -475,8 +486,35 @@ def admitted(state: TrainingState, round_index: int, asked: Array, clients: IntA
                 refused.add(cost.client)
         if cost.client not in refused:
             state.pay(k, cost)
-    kept = [number for number, cost in enumerate(costs) if cost.client not in refused]
+    kept = np.array([number for number, cost in enumerate(costs) if cost.client not in refused], dtype=np.int64)
     return Admission(clients[kept], [costs[number] for number in kept])
+
+
+def within_total(state: TrainingState, round_index: int, clients: IntArray, costs: Sequence[ReleaseCost]) -> BoolArray:
+    """Whom of these clients the round keeps within total_epsilon. The others opt out, which the log says.
+
+    The plan keeps it by itself, unless fresh noise was drawn for more rounds than it has. Noise of samples is
+    calibrated to the whole plan and has no ρ: no round of it is drawn twice.
+    """
+    total, protection = state.total_epsilon, state.protection
+    if total is None or protection.is_simulated or not state.standing:
+        return np.ones(len(clients), dtype=np.bool_)
+    if protection.is_zcdp:
+        spent, extra = (
+            state.account[name][clients] + np.array([getattr(cost, term) for cost in costs], dtype=np.float64)
+            for name, term in (("spent", "budget"), ("extra_delta", "extra_delta"))
+        )
+        left = protection.dp_delta - added_delta(total, extra)
+        deltas = np.where(left > 0, left, protection.dp_delta)
+        fits: BoolArray = (left > 0) & (epsilon(spent, deltas, protection.accounting) <= total)
+    else:
+        fits = np.array([cost.client not in state.reserved_before.get(round_index, ()) for cost in costs], np.bool_)
+    if not fits.all():
+        log.warning(
+            "%s, round %d: %d clients opt out, %r first: noise drawn again would take them past total_epsilon=%g",
+            state.job.name, round_index, int((~fits).sum()), costs[int(fits.argmin())].client, total,
+        )  # fmt: skip
+    return fits
 
 
 def admitted_to_sum(state: TrainingState, round_index: int, asked: Array, clients: IntArray) -> Admission:
@@ -506,34 +544,34 @@ def admitted_to_sum(state: TrainingState, round_index: int, asked: Array, client
             sum_cost(protection, data.names[k], used if protection.is_zcdp else None, data.num_clients, size, used)
             for k, used in zip(clients.tolist(), noise.used.tolist(), strict=True)
         ]
+        if before is None and not (fits := within_total(state, round_index, clients, costs)).all():
+            clients = clients[fits]
+            continue
         admission = Admission(clients, costs, noise.weights, noise.noise_variance)
         try:
-            answer = state.ledger.reserve(run, round_index, costs, training=state.key)
+            state.ledger.reserve(run, round_index, costs, training=state.key)
         except BudgetExceeded as cause:
             refused = {refusal.client for refusal in cause.refusals}
             clients = np.array([k for k in clients.tolist() if data.names[k] not in refused], dtype=np.int64)
             continue
         if before is not None and not protection.is_simulated:
-            return paid_again(state, round_index, admission, answer.attempts)
+            return paid_again(state, round_index, admission)
         for k, cost in zip(clients.tolist(), costs, strict=True):
             state.pay(k, cost)
         return admission
     return Admission(clients, [])
 
 
-def paid_again(state: TrainingState, round_index: int, admission: Admission, attempts: dict[str, int]) -> Admission:
-    """The sum of a round that was reserved `attempts` times before, and gets fresh noise: all pay once more.
+def paid_again(state: TrainingState, round_index: int, admission: Admission) -> Admission:
+    """The sum of a round that was reserved before, and gets fresh noise: all pay once more.
 
-    Where a cap forbids that, a client stays out. The others keep their weights and the noise, so what they pay is what
-    it was, and the mean is over fewer. Noise of the rounds before is forgotten: to take it back once more than in the
-    sum that was reserved would tell about their clients what nobody pays for.
+    Where a cap or total_epsilon forbids that, a client stays out. The others keep their weights and the noise, so what
+    they pay is what it was, and the mean is over fewer. Noise of the rounds before is forgotten: to take it back once
+    more than in the sum that was reserved would tell about their clients what nobody pays for.
     """
     state.past_noise = ()
     names = [cost.client for cost in admission.costs]
-    for k, cost in zip(admission.clients.tolist(), admission.costs, strict=True):
-        for _ in range(attempts[cost.client]):  # for each time before, whether its sum ever opened or not
-            state.pay(k, cost)
-    kept = list(range(len(names)))
+    kept = np.flatnonzero(within_total(state, round_index, admission.clients, admission.costs)).tolist()
     while kept:
         costs = [admission.costs[number] for number in kept]
         try:

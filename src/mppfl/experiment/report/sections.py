@@ -157,6 +157,8 @@ def run_section(position: int, slot: int, label: str, run: Run) -> dict[str, Any
     key = f"run-{position}"
     strength = run.setting("externality_strength")
     order = _largest_first(np.nan_to_num(run.accounts.spent, posinf=np.inf))
+    norms = run.history.rounds["clip_norm"]
+    ends = f"{number(norms[0])} in the first round to {number(norms[-1])} in the last"
     return {
         "key": key,
         "run": run,
@@ -168,6 +170,7 @@ def run_section(position: int, slot: int, label: str, run: Run) -> dict[str, Any
         "bars_cut": _cut(MOST_BARS, run.num_clients, "most exposed"),
         "strength": plainly(strength) if isinstance(strength, (int, float)) else "",
         "absent": _absent(run),
+        "clip_norm": ends if np.ptp(norms) > 0 else "",
         "protected": bool(np.isfinite(run.accounts.spent).all()),
         "order": order,
         "cut": _cut(len(order), run.num_clients, "who spent most"),
@@ -231,7 +234,7 @@ def _absent(run: Run) -> list[dict[str, str]]:
     kinds = (
         (taken_part == 0, "never participated"),
         (np.where(taken_part > 0, rounds - taken_part, 0), "opted out of some rounds"),
-        (run.rounds_refused, "refused: a release would have passed the client's cap"),
+        (run.rounds_refused, "refused: a release would have passed the client's cap, or total_epsilon"),
     )
     lines = []
     for counts, words in kinds:

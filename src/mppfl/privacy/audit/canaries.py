@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -22,6 +22,7 @@ from scipy.stats import beta, chi2, norm
 
 from mppfl.arrays import Array, require_count, require_number
 from mppfl.errors import BadInput
+from mppfl.fields import defaults_of
 from mppfl.privacy import (
     NOISE_KINDS,
     Floats,
@@ -148,6 +149,9 @@ def audit_mechanism(
     level = require_number(confidence, "confidence", 0.5, 1.0)
     size, count = require_count(dimension, "dimension", 10), require_count(num_canaries, "num_canaries", 10)
     done = work or LocalWork(num_examples=100)
+    if protection.clip_quantile is not None:  # its count is one entry more: the audited vector is as long as both
+        usual = defaults_of(Protection)["clip_share"]
+        protection = replace(protection, clip_norm=protection.longest, clip_quantile=None, clip_share=usual)
     claimed = epsilon_of_gaussian(multiplier, dp_delta) if claimed_epsilon is None else float(claimed_epsilon)
     canary_rng, noise_rng = rng.spawn(2)
     ask = answer or clip_and_noise(protection, multiplier, done, noise_rng)

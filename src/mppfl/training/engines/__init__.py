@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         squared_norms_of_taps,
     )
     from .stacked import (
+        NUM_LONG,
         Parts,
         SlotGradients,
         VmappedGradients,

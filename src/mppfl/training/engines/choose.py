@@ -17,10 +17,11 @@ import pickle
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache, partial
+from itertools import islice
 
 import joblib
 import numpy as np
@@ -185,17 +186,20 @@ class Engine:
             return None
         return SpannedDescent(self.model, self.table, self.config.learning_rate, self._gradients)
 
-    def updates(self, slots: Sequence[ClientSlot]) -> Iterator[Tensor]:
+    def updates(self, slots: Iterable[ClientSlot]) -> Iterator[Tensor]:
         """What each slot's round gives (`local_update`), on the engine's device: some slots after others.
 
         Holds at most HELD entries, or the slots that are computed at once: the next rows take the place of the last.
+        Slots are taken as they are computed, so there need not be more of them at a time.
         """
         size = self.model.num_parameters
         at_once = max(self.at_once, HELD // size, 1)
-        dtype = torch.float64 if self.config.protection.release == "gradient" else self.dtype
-        held = torch.empty((min(at_once, len(slots)), size), device=self.device, dtype=dtype)
-        for start in range(0, len(slots), at_once):
-            group = slots[start : start + at_once]
+        dtype = self.dtype
+        if self.config.protection.release == "gradient":
+            dtype, size = torch.float64, self.config.protection.num_entries(size)
+        coming, held = iter(slots), None
+        while group := list(islice(coming, at_once)):
+            held = torch.empty((len(group), size), device=self.device, dtype=dtype) if held is None else held
             rows = held[: len(group)]
             with arithmetic(self.config.precision, self.device):
                 self._write(group, rows)

@@ -34,7 +34,7 @@ from mppfl.training import (
     is_plain_row,
     warn_of_overflow,
 )
-from mppfl.training.engines.stacked import MOST_ENTRIES, Parts, Schedule, schedule_of, starts_of
+from mppfl.training.engines.stacked import MOST_ENTRIES, NUM_LONG, Parts, Schedule, schedule_of, starts_of
 
 AT_ONCE = 20  # slots in one call: more share its overhead; of many more, weights and examples leave the cache
 IN_CACHE = 2**17  # entries in float64: 1 MB
@@ -85,14 +85,16 @@ class DenseGradients:
                 for name, delta, before in zip(self.names, deltas, activations, strict=True)
             )
             norms = torch.as_tensor(squares).sqrt()
-            factors = clip_factors(norms, clip_norm, weight.shape[1]) * weight
+            factors = clip_factors(norms, clip_norm, weight.shape[1])
+            num_long = ((factors < 1) & (weight > 0)).sum(1, keepdim=True)
+            factors = factors * weight
             if warn_of_overflow(norms):  # 0 times infinity is no number
                 deltas, activations = (
                     [torch.where(factors[..., None] > 0, tensor, 0.0) for tensor in tensors]
                     for tensors in (deltas, activations)
                 )
             deltas = [delta * factors[..., None] for delta in deltas]
-        gradients: Parts = {}
+        gradients: Parts = {} if clip_norm is None else {NUM_LONG: num_long}
         for name, delta, before in zip(self.names, deltas, activations, strict=True):
             gradients[f"{name}.weight"] = sums_of_products(before, delta)
             if f"{name}.bias" in parts:

@@ -28,7 +28,7 @@ from mppfl.training import (
     is_plain_row,
     normalises_over_examples,
 )
-from mppfl.training.engines.stacked import Parts, descend_along, gpu_kernel
+from mppfl.training.engines.stacked import NUM_LONG, Parts, descend_along, gpu_kernel
 
 ROUNDED = ", rounded"  # ends the names of rounded copies
 POOLED = [nn.ReLU, nn.MaxPool2d]
@@ -150,7 +150,8 @@ class LayeredGradients:
                 examples = slice(start, start + ADDED_AT_ONCE)
                 before = [tensor.detach()[:, examples] for tensor in entered]
                 back = [tensor[:, examples] for tensor in errors]
-                for name, part in self._clipped_sums(self.model.module, before, back, clip_norm).items():
+                parts_of_sums = self._clipped_sums(self.model.module, before, back, clip_norm, weight[:, examples])
+                for name, part in parts_of_sums.items():
                     sums[name] = sums[name].add_(part) if name in sums else part.double()
             return sums
 
@@ -246,17 +247,20 @@ def _without_weights(layer: nn.Module, x: Tensor, follows_relu: bool) -> Tensor:
     return small.reshape(*x.shape[:2], *small.shape[1:])
 
 
-def clipped_sums(module: nn.Module, entered: list[Tensor], errors: list[Tensor], clip_norm: float) -> Parts:
+def clipped_sums(
+    module: nn.Module, entered: list[Tensor], errors: list[Tensor], clip_norm: float, weight: Tensor
+) -> Parts:
     """Sums over the examples of each slot of their gradients, none longer than `clip_norm`: in float32 at least.
 
     An example whose gradient is no number counts as 0, as `clip_factors` says; 0 times infinity would be none either.
 
     entered  what entered each layer that has weights [slots, examples, ...], in whatever precision
     errors   the gradient of the loss there, at the layer's output
+    weight   0 where an example is padding, which is not counted [slots, examples]
     """
     guard = ROUNDING_GUARD[errors[0].dtype]
     factors = clip_factors(squared_norms(module, entered, errors).double().sqrt() / guard, clip_norm)
-    sums = {}
+    sums = {NUM_LONG: ((factors < 1) & (weight > 0)).sum(1, keepdim=True)}
     for (name, layer), entering, error in zip(_layers_with_weights(module), entered, errors, strict=True):
         factor = factors.to(_exact(error).dtype).view(*factors.shape, *[1] * (error.ndim - 2))
         left = torch.where(factor > 0, _exact(error) * factor, 0.0)

@@ -111,6 +111,7 @@ def padded_steps(
 
 MOST_ENTRIES = 2**26  # of the examples that slots hold at once on a CPU: 256 MB in float32
 Parts = dict[str, Tensor]  # of all slots: [slots, *shape]
+NUM_LONG = "number too long"  # beside sums of clipped gradients: how many were shortened [slots, 1]
 
 
 @cache
@@ -127,7 +128,8 @@ class SlotGradients(Protocol):
     """Gradients of all slots at once.
 
     `weight` [slots, examples] multiplies each example's gradient: 1/batch for a mean, 0 for padding. With `clip_norm`
-    each example's gradient is shortened first, weight is 1 or 0, and sums are as exact as `clip_factors` asks for.
+    each example's gradient is shortened first, weight is 1 or 0, sums are as exact as `clip_factors` asks for, and
+    NUM_LONG stands beside them.
 
     Weights and gradients are in the layout that the engine likes best: `held` brings named tensors [slots, *shape] into
     it, as copies, and `given` brings them back.
@@ -166,14 +168,16 @@ def stacked_updates(
     for rows, weight, moves in steps_of(slots, table.features, width):
         inputs, labels = table.at(rows)
         if slots[0].noise is not None and slots[0].noise.protection.release == "gradient":
-            sums = gradients.given(gradients(parts, inputs, labels, weight, clip_norm))
-            write_gradients(sums, slots, descent.learning_rate, out)
+            sums = gradients(parts, inputs, labels, weight, clip_norm)
+            num_long = sums.pop(NUM_LONG)
+            write_gradients(gradients.given(sums), num_long, slots, descent.learning_rate, out)
             return
         if not private and not descent.momentum:  # a slot that stands still has gradient 0
             gradients.descend(parts, inputs, labels, weight, descent.learning_rate)
             continue
         direction = gradients(parts, inputs, labels, weight, clip_norm)
         if private:
+            del direction[NUM_LONG]
             direction = gradients.held(_made_private(model, gradients.given(direction), slots, moves))
         for name, part in parts.items():
             if descent.momentum:
@@ -183,12 +187,14 @@ def stacked_updates(
     write_updates(model, starts, gradients.given(parts), out)
 
 
-def write_gradients(sums: Parts, slots: Sequence[ClientSlot], learning_rate: float, out: Tensor) -> None:
-    """Writes −η times each slot's noisy mean gradient to `out`, from its sum of clipped ones."""
+def write_gradients(
+    sums: Parts, num_long: Tensor, slots: Sequence[ClientSlot], learning_rate: float, out: Tensor
+) -> None:
+    """Writes −η times each slot's noisy mean gradient to `out`, from its sum of clipped ones, and its count if any."""
     flat = torch.cat([part.flatten(1).double() for part in sums.values()], 1)
-    for row, total, slot in zip(out, flat, slots, strict=True):
+    for row, total, count, slot in zip(out, flat, num_long.double(), slots, strict=True):
         if slot.noise is not None:
-            row.copy_(-learning_rate * slot.noise.gradient(total))
+            row.copy_(-learning_rate * slot.noise.gradient(slot.noise.with_count(total, count, slot.num_visits)))
 
 
 def starts_of(slots: Sequence[ClientSlot]) -> Tensor:
@@ -264,11 +270,14 @@ class VmappedGradients:
         stack = self._of_examples(parts, inputs, labels)  # [slots, examples, *shape]
         squares = sum(part.double().flatten(2).square().sum(2) for part in stack.values())
         norms = torch.as_tensor(squares).sqrt()
-        factors = clip_factors(norms, clip_norm, weight.shape[1]) * weight
+        factors = clip_factors(norms, clip_norm, weight.shape[1])
+        num_long = ((factors < 1) & (weight > 0)).sum(1, keepdim=True)
+        factors = factors * weight
         if warn_of_overflow(norms):  # 0 times infinity is no number
             counts = {name: factors.view(*factors.shape, *[1] * (part.ndim - 2)) > 0 for name, part in stack.items()}
             stack = {name: torch.where(counts[name], part, 0.0) for name, part in stack.items()}
-        return {name: torch.einsum("le,le...->l...", factors, part.double()) for name, part in stack.items()}
+        sums = {name: torch.einsum("le,le...->l...", factors, part.double()) for name, part in stack.items()}
+        return sums | {NUM_LONG: num_long}
 
     def _without_padding(self, gradients: Parts, parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor) -> Parts:
         """The same with slots that overflow computed anew without their padding: 0 times infinity is no number, and
