@@ -244,7 +244,8 @@ def race_table() -> str:
     parts = []
     for record in reversed(records_of("peers")):
         processor = record["machine"]["processor"].replace("(R)", "").replace("Processor ", "")
-        parts.append(f"{processor}, {record['cores_used']} cores, commit {record['commit'][:7]}:\n")
+        load = f"load {record['machine']['load_before']:.1f} of others"
+        parts.append(f"{processor}, {record['cores_used']} cores, {load}, commit {record['commit'][:7]}:\n")
         parts.append("| round | who | CPU s | wall s | CPU, × mppfl's | wall, × mppfl's |\n|---|---|--:|--:|--:|--:|")
         for race in record["races"]:
             for row in race["rows"]:

@@ -62,11 +62,11 @@ class WeightedMean:
         """Adds the upload of the client of this number, which may be overwritten afterwards."""
         kind = int(self.kinds[number])
         if self.how != "noise_aware" or self._size[kind] is None:
-            self._by_size[kind] = _added(self._by_size[kind], upload.double() * self.by_size[number])
+            self._by_size[kind] = _added(self._by_size[kind], upload, torch.float64, float(self.by_size[number]))
         if self.how == "noise_aware":
             self._squares[number] = float(torch.linalg.vector_norm(upload, dtype=torch.float64)) ** 2
             dtype = upload.dtype if len(self.kinds) == len(self._totals) else torch.float64
-            self._totals[kind] = _added(self._totals[kind], upload.to(dtype, copy=self._totals[kind] is None))
+            self._totals[kind] = _added(self._totals[kind], upload, dtype)
 
     def result(self) -> tuple[Tensor, Array, float]:
         """The mean, the weight θ of each client, and the dispersion d that was used (NaN where none was)."""
@@ -85,8 +85,9 @@ class WeightedMean:
         return sum(parts[1:], parts[0]), slopes * self.by_size + shares, d
 
 
-def _added(total: Tensor | None, part: Tensor) -> Tensor:
-    return part if total is None else total.add_(part)
+def _added(total: Tensor | None, upload: Tensor, dtype: torch.dtype, weight: float = 1.0) -> Tensor:
+    """The total, which is in this precision, and weight times the upload, without a copy of it."""
+    return upload.to(dtype, copy=True).mul_(weight) if total is None else total.add_(upload, alpha=weight)
 
 
 def _of_all(totals: Sequence[Tensor | None]) -> list[Tensor]:
