@@ -139,8 +139,6 @@ def test_the_game_knows_torch_only_in_files_named_for_a_device():
     assert not [dotted(p) for p in left if any(n.split(".")[0] == "torch" for n in imported(p))]
 
 
-# ---- what is imported when --------------------------------------------------------------------------------------
-
 GUARD = """
 import json, sys
 

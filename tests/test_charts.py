@@ -57,9 +57,6 @@ def test_a_chart_cannot_exist_in_a_wrong_state(make, words):
     assert not OURS.y.flags.writeable
 
 
-# ---- for the page ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("chart", ALL, ids=lambda chart: chart.key)
 def test_a_page_is_given_plain_json_in_which_gaps_are_null_and_words_are_said(chart):
     said = for_page(chart)
@@ -80,9 +77,6 @@ def test_long_lines_are_thinned_without_losing_ends_or_extremes():
     assert thinned(y[:MOST_POINTS]).tolist() == list(range(MOST_POINTS))
     (line,) = for_page(Chart("long", "Long", ROUNDS, MONEY, (Line("l", 0, np.arange(len(y)), y),)))["lines"]
     assert len(line["x"]) == len(kept)
-
-
-# ---- for everybody ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF-")])

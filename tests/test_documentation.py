@@ -64,9 +64,6 @@ def last_place(shown: str) -> float:
     return 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2]))
 
 
-# ---- equations --------------------------------------------------------------------------------------------------
-
-
 def numbers_cited(text: str) -> set[int]:
     """Every n in "eq. n", "eqs. n, m" and the like."""
     lists = re.findall(r"\beqs?\.\s*(\d+(?:(?:,| and| to|–|-)\s*\d+)*)", text)
@@ -127,9 +124,6 @@ def test_an_equation_says_who_computes_it_in_which_unit_and_when_it_holds(number
     assert any(number in numbers_cited(thing.__doc__ or "") for thing in named), f"none of {named} cites eq. {number}"
 
 
-# ---- corrections ------------------------------------------------------------------------------------------------
-
-
 def printed_block(script: Path) -> str:
     """The fenced block that follows the script's command line in docs/corrections.md."""
     command = f"`python -m examples.corrections.{script.stem}`"
@@ -148,9 +142,6 @@ def test_a_script_prints_what_the_corrections_show(script):
             one_unit = last_place(one) if re.search(r"[.e]", one) else 0.0
             assert is_near(one, other, 5e-3, one_unit * (1 + 1e-9)), f"shown {before!r}, printed {now!r}"
     assert len(script.read_text(encoding="utf-8").splitlines()) < 60
-
-
-# ---- examples and README ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "examples").glob("*.py")))
@@ -182,9 +173,6 @@ def test_tables_are_made_from_the_files_in_the_repository():
     assert all(any(f"<!-- {name} -->" in text for text in texts) for name in make_results.TABLES)
 
 
-# ---- links ------------------------------------------------------------------------------------------------------
-
-
 def anchors(page: Path) -> set[str]:
     """The names that GitHub gives to a page's headings."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
@@ -202,9 +190,6 @@ def test_relative_links_lead_somewhere(page):
         assert target.exists(), f"{page.name} links to {link}, which does not exist"
         if anchor and target.suffix == ".md":
             assert anchor in anchors(target), f"{page.name} links to {link}, but there is no such heading"
-
-
-# ---- the built site -----------------------------------------------------------------------------------------------
 
 
 class Page(HTMLParser):
@@ -259,9 +244,6 @@ def test_formulas_are_mathml_and_nothing_is_left_of_their_source(pages):
         assert "arithmatex" not in page.text, path
         for formula in re.findall(r"<math.*?</math>", page.text, flags=re.DOTALL):
             assert "\\" not in formula, f"{path}: {formula}"
-
-
-# ---- what the pages say is what happens -----------------------------------------------------------------------------
 
 
 def blocks(text: str) -> Iterator[tuple[str, str]]:

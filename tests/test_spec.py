@@ -359,8 +359,6 @@ def test_a_protection_that_cannot_be_is_told(values, told):
     assert told in str(refused.value).replace("'protection.", "'")
 
 
-# ---- an experiment file beside every command -----------------------------------------------------------------------
-
 FILE = ('mechanism = "mppfl_exact"', "seed = 2", "[game]", "num_clients = 8", "num_rounds = 2", "max_hops = 2")
 
 

@@ -135,9 +135,6 @@ def test_options_that_cannot_be_end_with_code_1_and_wrong_usage_with_2(golden):
     command("audit", "sensitivity", "--magic", code=2)
 
 
-# ---- data -------------------------------------------------------------------------------------------------------
-
-
 def test_data_sets_are_listed_and_the_embedded_one_is_checked(golden, tmp_path):
     listed = json_of("data", "list", "--folder", tmp_path)["data_sets"]
     told = json_of("data", "check", "digits")
@@ -182,9 +179,6 @@ def test_examples_are_dealt_to_clients_as_before(golden, how):
     lengths = [float(np.linalg.norm(data.of(client)[0].astype(np.float64))) for client in range(6)]
     golden.check({"sizes": data.num_examples.tolist(), "labels": labels})
     Golden(f"{golden.path.stem}-lengths").check(lengths, relative=1e-6)
-
-
-# ---- one release ------------------------------------------------------------------------------------------------
 
 
 PROTECTIONS = {

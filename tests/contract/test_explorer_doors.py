@@ -239,8 +239,6 @@ def test_the_run_view_shows_accounts_and_curves_of_trainings(golden, page):
     golden.check({"runs": listed, "charts": charts, "accounts": cells(found["texts"]["ledger"])}, relative=ACCOUNTS)
 
 
-# ---- what can be taken away ---------------------------------------------------------------------------------------
-
 LINK = "?num_clients=9&seed=2&num_rounds=4&round_shown=3&mechanism=mppfl_exact&budget_max=1.5&client=4"
 
 

@@ -172,9 +172,6 @@ def test_solve_answers_the_same_on_pytorch(golden, tmp_path):
     golden.check(solved(*contract_files(tmp_path), "--rounds", 3, "--device", "cpu"), relative=1e-9, noise=SETTLED)
 
 
-# ---- compare ------------------------------------------------------------------------------------------------------
-
-
 def test_compare_answers_for_every_mechanism_and_two_games(golden):
     golden.check(json_of(*COMPARED))
 
@@ -252,9 +249,6 @@ def test_calibrate_fits_an_attribute_on_a_public_share(golden, tmp_path):
     golden.check(json_of("calibrate", *given), relative=1e-9)
 
 
-# ---- what is refused ----------------------------------------------------------------------------------------------
-
-
 def test_a_wrong_value_is_named_in_one_line_and_wrong_usage_ends_with_exit_code_2(tmp_path):
     right = write_clients(tmp_path / "clients.csv", 6).read_text(encoding="utf-8")
     wrong = write_lines(tmp_path / "wrong.csv", [right.replace("c2,0.8", "c2,minus three")])
@@ -264,9 +258,6 @@ def test_a_wrong_value_is_named_in_one_line_and_wrong_usage_ends_with_exit_code_
         assert done.stdout == ""
         assert code == 2 or done.stderr.count("\n") == 1
         assert told in done.stderr
-
-
-# ---- real networks ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

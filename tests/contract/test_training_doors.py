@@ -353,9 +353,6 @@ def test_what_a_folder_holds_is_replaced_or_resumed_only_as_it_may_be(trained, g
     golden.check([each.replace(str(folder), "FOLDER") for each in (told, str(refused.value))])
 
 
-# ---- mppfl report -----------------------------------------------------------------------------------------------
-
-
 def parts(kind, text):
     """What stands between the tags of that kind."""
     return re.findall(rf"(?s)<{kind}\b[^>]*>(.*?)</{kind}>", text)
@@ -393,9 +390,6 @@ def test_the_report_is_one_page_with_the_figures_of_the_runs(trained, tmp_path, 
             "tables": others,
         }
     )
-
-
-# ---- from Python ------------------------------------------------------------------------------------------------
 
 
 def test_the_ten_lines_solve_split_and_train(golden):

@@ -89,9 +89,6 @@ def test_the_catalogue_is_consistent():
         assert all(len(md5) == 32 for md5 in known.md5.values())
 
 
-# ---- digits, and model inputs -----------------------------------------------------------------------------------
-
-
 def test_digits_need_nothing_but_scikit_learn_and_a_missing_extra_is_named(monkeypatch):
     digits = load_dataset("digits")
     assert digits.provenance == "scikit-learn"
@@ -139,9 +136,6 @@ def test_a_data_set_cannot_exist_in_a_wrong_state():
     ):
         with pytest.raises(BadInput, match=words):
             Examples(features, np.array(labels))
-
-
-# ---- a user's own .npz ------------------------------------------------------------------------------------------
 
 
 def user_arrays(rng, shape, dtype):
@@ -216,9 +210,6 @@ def test_an_unknown_name_and_a_file_that_is_not_there_or_no_archive_are_refused(
     ):
         with pytest.raises(error, match=words):
             load_dataset(name, source=source)
-
-
-# ---- the hub ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -37,9 +37,6 @@ def is_a_partition(data):
     return np.array_equal(rows, np.arange(len(data.labels)))
 
 
-# ---- properties -------------------------------------------------------------------------------------------------
-
-
 @st.composite
 def divisions(draw):
     how = draw(st.sampled_from(["iid", "dirichlet", "community"]))
@@ -145,9 +142,6 @@ def test_clients_have_what_they_own_and_cannot_change_it():
     assert data.of(3)[0].shape == (data.num_examples[3], 1, 8, 8)
     arrays = data.features, data.labels, data.test_features, data.test_labels, *data.members
     assert not any(array.flags.writeable for array in arrays)
-
-
-# ---- refusals ---------------------------------------------------------------------------------------------------
 
 
 TWO = ("ann",) * 99 + ("bob",)

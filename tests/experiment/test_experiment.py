@@ -41,9 +41,6 @@ def complaint(path, *overrides) -> str:
     return text.removeprefix(f"{path}: ")
 
 
-# ---- what a file says -------------------------------------------------------------------------------------------
-
-
 def test_a_file_changes_the_defaults_of_its_tables_and_one_seed_or_mechanism_stands_for_a_list_of_one(file):
     assert read_experiment(file()) == Experiment(name="trial")
     text = 'seed = 4\nmechanism = "dp_fedavg"\n[training]\nbatch_size = 8\n[game]\nnum_rounds = 7\n'
@@ -110,8 +107,6 @@ def test_a_cap_that_samples_cannot_keep_is_refused(ledger, option):
             Experiment(protection=sampled, ledger=ledger)
         assert Experiment(protection=sampled).ledger.cap is None
 
-
-# ---- round trip -------------------------------------------------------------------------------------------------
 
 SOME = [
     {"seeds": [1, 2], "mechanisms": ["mppfl", "noiseless"], "aggregations": ["num_examples", "uniform"]},

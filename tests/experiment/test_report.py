@@ -61,10 +61,8 @@ def data_of(text):
     return json.loads(re.search(r'(?s)id="data">(.*?)</script>', text)[1], parse_constant=pytest.fail)
 
 
-def page_of(*runs):
-    """The page, which loads nothing, whose links lead somewhere, and whose pictures have their words."""
-    text = report_page(runs)
-    page = Page(text)
+def require_self_contained(page):
+    """It loads nothing, its links lead somewhere, and every picture has its words."""
     assert all(load.startswith(("#", "data:,")) for load in page.values("src", "href", "action", "data", "srcset"))
     ids = page.values("id")
     assert len(set(ids)) == len(ids)
@@ -72,6 +70,12 @@ def page_of(*runs):
     for tag, attributes in page.tags:
         if tag == "svg":
             assert attributes.get("aria-hidden") or (attributes["role"] == "img" and attributes["aria-label"])
+
+
+def page_of(*runs):
+    text = report_page(runs)
+    page = Page(text)
+    require_self_contained(page)
     assert not re.search(r"https?://|@import|url\(|fetch\(|XMLHttpRequest|//[a-z]+\.", text)
     assert sum(tag == "script" for tag, _ in page.tags) == 2
     assert "NaN" not in text

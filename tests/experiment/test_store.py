@@ -30,8 +30,6 @@ from tests.homes import home
 build = home(prepare)
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
-# ---- runs ----------------------------------------------------------------------------------------------------
-
 
 def contents(run):
     """All that a run holds, as plain dictionaries and arrays."""
@@ -57,9 +55,6 @@ def test_the_summary_is_strict_json_even_without_noise(tmp_path):
     summary = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
     assert summary["accounts"]["spent"] == {"least": "inf", "median": "inf", "most": "inf"}
     assert summary["final"]["server_cost"] is None
-
-
-# ---- folders that are not what they should be ----------------------------------------------------------------------
 
 
 def refusal(folder):

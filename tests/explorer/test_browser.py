@@ -111,9 +111,6 @@ def test_one_button_takes_over_the_constants_of_the_costs(page, world):
     require_shown(page, world, choose(client="3", preset="benign"))
 
 
-# ---- figures -----------------------------------------------------------------------------------------------------
-
-
 def test_every_chart_has_units_and_a_name_that_can_be_heard(page):
     page.link("?num_clients=12&num_rounds=5&client=3&tab=rounds&runs=done/mppfl")
     for tab, keys in (("rounds", ROUND_CHARTS), ("comparison", COMPARISON_CHARTS), ("run", RUN_CHARTS)):
@@ -129,9 +126,6 @@ def test_every_chart_has_units_and_a_name_that_can_be_heard(page):
     assert re.search(
         r"Test accuracy\. accuracy \(% of test data\) against round \(number\): done/mppfl from [\d.]+ to", named[0]
     )
-
-
-# ---- a client -----------------------------------------------------------------------------------------------------
 
 
 def test_a_click_on_a_node_chooses_it_and_the_walks_that_expose_it_are_drawn_over_the_network(page, world):
@@ -165,9 +159,6 @@ def test_what_if_another_moves_who_is_not_the_client_itself(page, world):
     assert lines["external risk (ρ)"][:2] == [number(figures["external_risk"][4]) for figures in (scene.figures, after)]
     assert lines["external risk (ρ)"][2].startswith("+")
     assert lines["all: welfare (money)"][1] == number((after["payment"] - after["privacy_cost"]).sum())
-
-
-# ---- communities -------------------------------------------------------------------------------------------------
 
 
 def test_communities_are_opened_by_a_click_and_left_by_the_trail(page, site):

@@ -31,9 +31,6 @@ def channel(colours, name):
     return np.array([int(colour[start : start + 2], 16) for colour in colours])
 
 
-# ---- clients ------------------------------------------------------------------------------------------------------
-
-
 def test_elements_name_places_and_a_line_runs_from_who_exposes_more():
     # ann exposes bob by 3 of 4, bob exposes ann wholly: the line runs from bob to ann. cat exposes bob, and is alone.
     names = ["ann of the very long name", "bob", "cat"]
@@ -73,9 +70,6 @@ def test_of_too_many_links_the_strongest_are_drawn_and_nobody_looks_alone():
     drawn = draw(CommunityTree(graph_from_edges(everybody[:, 0], everybody[:, 1])))  # all links weigh the same
     assert {*drawn.lines.sources.tolist(), *drawn.lines.targets.tolist()} == set(range(150))
     assert {line["classes"] for line in elements(drawn, list(map(str, range(150))))[150:]} == {"w1"}
-
-
-# ---- communities --------------------------------------------------------------------------------------------------
 
 
 def test_communities_stand_for_every_client_once_and_open():
@@ -125,9 +119,6 @@ def test_who_cannot_be_divided_is_shown_by_the_best_connected():
     assert len(drawn.members) == MOST_CLIENTS
     assert drawn.members[0] == [0]
     assert drawn.note.startswith("the 2,000 best connected of 2,501 clients are drawn")
-
-
-# ---- colours ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -101,9 +101,6 @@ def test_a_folder_that_is_gone_is_told_once_while_it_is_followed(folder, tmp_pat
     assert run_view(reader, names, gone.seen) is None
 
 
-# ---- how they stand ----------------------------------------------------------------------------------------------
-
-
 def test_finished_and_unfinished_runs_read_alike(folder):
     done, late = read_run(folder, "demo/mppfl"), read_run(folder, "group/late/mppfl")
     assert progress(late) == "round 3 of 4, curves every 2 rounds"

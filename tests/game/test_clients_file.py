@@ -37,9 +37,6 @@ def read(path, text, names=NAMES):
     return read_clients(path, ring(names))
 
 
-# ---- what is read -----------------------------------------------------------------------------------------------
-
-
 def test_blanks_comments_a_byte_order_mark_and_windows_line_ends_are_no_hindrance(path):
     text = (
         "\ufeff# who pays what\r\n\r\nname, quadratic_cost , linear_cost, noise_harm\r\n"
@@ -58,9 +55,6 @@ def test_a_client_may_be_called_like_a_comment_or_hold_commas_quotes_and_line_br
     rows = ["#1,1,0,1", '"Smith, Ann",2,0,1', '"the ""boss""",3,0,1', '"two\nlines",4,0,1', "#2,9,9,9"]
     clients = read(path, "\n".join([",".join(REQUIRED), *rows]), names)
     assert clients.quadratic_cost.tolist() == [1.0, 2.0, 3.0, 4.0]
-
-
-# ---- whatever stands in the file --------------------------------------------------------------------------------
 
 
 def number(text):
@@ -171,9 +165,6 @@ def test_any_bytes_whatever_are_refused_in_one_line(path, content):
     with pytest.raises((BadFile, UnknownClient)) as refusal:
         read_clients(path, ring(NAMES))
     assert str(refusal.value).isprintable()
-
-
-# ---- what a refusal says ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

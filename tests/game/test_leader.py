@@ -53,9 +53,6 @@ def chosen_by(game, leader, rule, round_index, limit=None):
     return rate, budgets, cost_of(game, name, round_index, rate * weights, budgets)
 
 
-# ---- brute force ----------------------------------------------------------------------------------------------------
-
-
 def beaten_by_force(game, seed, num_rates, leaders=LEADERS):
     """Choices that some rate of many beats by more than 1e-6 of their cost, or whose regret is not 0."""
     rng = np.random.default_rng(seed)
@@ -105,8 +102,6 @@ def test_no_rate_is_cheaper_than_the_leaders(make, seed):
 def test_no_rate_of_ten_thousand_is_cheaper_than_the_leaders(make, num_games):
     assert [seed for seed in range(num_games) if beaten_by_force(make(seed), seed, 10_000)] == []
 
-
-# ---- continuity -----------------------------------------------------------------------------------------------------
 
 SPANS = {
     "budget_max": (0.02, 2.0),
@@ -172,8 +167,6 @@ def test_cost_has_no_jump_in_sweeps_of_a_thousand_steps(seed, leader, rule):
     assert largest_jump(seed, list(SPANS)[seed % 6], leader, rule, 1000) <= 1e-6
 
 
-# ---- units ----------------------------------------------------------------------------------------------------------
-
 # All but those whose budgets nobody chooses, and the limit, which is a sum of money.
 IN_ANY_UNIT = MECHANISMS.keys() - {"random", "dp_fedavg", "budget_limited", "noiseless"}
 
@@ -214,9 +207,6 @@ def test_answers_do_not_depend_on_units(seed):
 @pytest.mark.slow
 def test_answers_of_200_games_do_not_depend_on_units():
     assert [seed for seed in range(200) if differs_by_units(seed)] == []
-
-
-# ---- large games ----------------------------------------------------------------------------------------------------
 
 
 def sampled_and_exact(monkeypatch, size, seed, participation):

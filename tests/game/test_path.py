@@ -75,9 +75,6 @@ def test_a_path_may_stop_where_it_is_not_needed():
     assert part.ends[:-1] == approx(whole.ends[: len(part) - 1])
 
 
-# ---- where equilibria may be several --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("reach", [1.0, 1.5, 3.0])
 @pytest.mark.parametrize("seed", range(8))
 def test_beyond_the_contraction_every_answer_is_an_equilibrium(reach, seed):

@@ -162,9 +162,6 @@ def test_a_plan_on_a_line_is_looked_at_in_its_two_ends():
         check_plan(falling, game, horizon)
 
 
-# ---- rates that are given -----------------------------------------------------------------------------------------
-
-
 def test_rates_may_be_a_list():
     by_list = mppfl.solve(GAME, num_rounds=2, reward_rates=[2.0, 3])
     by_array = mppfl.solve(GAME, num_rounds=2, reward_rates=np.array([2.0, 3.0]))

@@ -146,9 +146,6 @@ def test_the_command_refuses_what_cannot_be_in_one_line(lastfm, lastfm_folder, t
         assert message in lastfm("--data", folder, *more).error
 
 
-# ---- docs/lastfm.md ------------------------------------------------------------------------------------------------
-
-
 ROOT = Path(__file__).parents[2]
 NAMES = {"one_round": "one round", "several_rounds": "five rounds", "bits": "a bit"}
 
@@ -192,9 +189,6 @@ def test_tables_on_updates_are_those_of_the_record_and_no_null_is_told_from_zero
     assert [row for row in (*update_rows(updates), *ranking_rows(updates)) if row not in lines] == []
     for leak in (*updates["one_round"], *updates["several_rounds"], *updates["bits"]):
         assert leak["side"]["null"]["low"] <= 0 <= leak["side"]["null"]["high"]
-
-
-# ---- real data ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

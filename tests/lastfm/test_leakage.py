@@ -20,9 +20,6 @@ from tests.lastfm.drawn import released, write_lastfm
 SMALL = factorisation.Training(width=4, start=0.1)
 
 
-# ---- released profiles --------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def public(listening):
     return set_apart(listening.num_users, 0.3, np.random.default_rng(5))
@@ -150,9 +147,6 @@ def test_training_without_noise_recommends_better_than_it_began_and_updates_part
     assert [np.linalg.norm(direction) for direction in directions] == approx([1.0] * (FOLDS + 1))
     places = np.choose(folds, [this.updates.along(direction) for direction in directions[:FOLDS]])
     assert np.corrcoef(places, sides)[0, 1] > 0.4
-
-
-# ---- audit of updates ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -23,9 +23,6 @@ def released(budgets, level="record", **options):
     return release_profiles(LISTS, np.array(budgets), level, users=USERS, **options)
 
 
-# ---- sensitivity --------------------------------------------------------------------------------------------------
-
-
 @given(st.lists(st.booleans(), min_size=2, max_size=30), st.integers(0, 29))
 @settings(max_examples=60)
 def test_a_record_or_a_client_moves_its_profile_by_no_more_than_the_declared_sensitivity(heard, which):

@@ -33,9 +33,6 @@ def sums_of(listening, rho):
     )
 
 
-# ---- devices ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("level", "rho"), [("record", 10.0), ("client", 200.0), ("secure", 10.0)])
 def test_with_little_noise_every_release_recommends_better_than_popularity(listening, split, level, rho):
     if level == "secure":
@@ -54,9 +51,6 @@ def test_the_reference_without_noise_is_ridge_regression_of_each_artist_on_the_o
     gram = unit[:, others].T @ unit[:, others] + server.NOISELESS_RIDGE * np.eye(47)
     weights = np.linalg.solve(gram, unit[:, others].T @ unit[:, item])
     assert server.noiseless_scores(known)[:, item] == approx(known[:, others] @ weights)
-
-
-# ---- quality ------------------------------------------------------------------------------------------------------
 
 
 def held(known, hidden):

@@ -10,7 +10,6 @@ from mppfl.errors import BadInput
 from mppfl.experiment import lay_out
 from mppfl.explorer import influence_between
 from mppfl.network import random_graph
-from tests.homes import home
 
 
 def ends_of(network):
@@ -96,9 +95,7 @@ def test_a_edge_to_oneself_changes_nothing_and_one_to_nobody_is_refused():
             lay_out(6, *map(np.array, edges))
 
 
-@pytest.mark.parametrize("at_once", [1, 7, 1 << 21])
-def test_influence_between_groups_is_added_up_piece_by_piece(monkeypatch, at_once):
-    monkeypatch.setattr(home(influence_between), "EDGES_AT_ONCE", at_once)
+def test_influence_between_groups_is_what_a_product_of_whole_matrices_adds_up_to():
     graph = random_graph("skewed", 60, num_edges=300, rng=np.random.default_rng(0))
     place = np.random.default_rng(1).integers(-1, 4, 60)
     belongs = (place[:, None] == np.arange(4)).astype(float)

@@ -33,9 +33,6 @@ budgets = st.one_of(st.floats(0, 100), st.floats(0, math.inf), st.sampled_from(E
 deltas = st.one_of(st.floats(1e-12, 0.5), st.floats(5e-324, 1 - 1e-16))
 
 
-# ---- properties -------------------------------------------------------------------------------------------------
-
-
 @given(budgets, deltas)
 def test_the_three_methods_never_fall_below_the_exact_curve(rho, delta):
     exact, renyi, zcdp = (epsilon(rho, delta, method) for method in ("exact", "rdp", "zcdp"))
@@ -232,8 +229,6 @@ def test_noise_too_small_or_steps_too_many_for_a_distribution_are_bounded(monkey
     assert len(used) <= 1
     assert history_epsilon(MIXED, 1e-5, budget=math.inf) == math.inf
 
-
-# ---- numbers that cannot be -------------------------------------------------------------------------------------
 
 STRANGE = [0, -0.0, -1, math.nan, math.inf, -math.inf, 1e-300, 1e300, 5e-324, 1 - 1e-16, 0.5, "x", None, [], 1j]
 

@@ -176,9 +176,6 @@ def test_a_client_that_is_not_there_is_refused():
         sensitivity(client=3)
 
 
-# ---- a whole training ----------------------------------------------------------------------------------------------
-
-
 def memorised(noise_is_drawn=True, *, sizes=(100, 100, 100), rounds=12, rho=5e-4, seed=0, **protection):
     """The audit of a linear model with more inputs than examples, whose labels are drawn: all it learns is by heart."""
     rng = np.random.default_rng(seed)
@@ -289,9 +286,6 @@ def test_answers_without_clipping_or_noise_and_more_noise_than_declared_are_foun
 def test_an_answer_of_the_wrong_shape_is_refused():
     with pytest.raises(BadInput, match="shape"):
         with_canaries(1, answer=lambda rows: rows[:, :5])
-
-
-# ---- last bits: noise that gives the value away, and noise on a grid ----------------------------------------------
 
 
 @pytest.mark.parametrize("noise", ["plain-float32", "plain-float64", "simulated"])

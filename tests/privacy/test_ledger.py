@@ -40,8 +40,6 @@ def poisson(client="ann", **terms):
     return cost(client, None, **{**sampled, **terms})
 
 
-# ---- properties -------------------------------------------------------------------------------------------------
-
 requests = st.lists(
     st.tuples(st.sampled_from(["ann", "bob", "cat"]), st.floats(1e-6, 1.0), st.booleans()), min_size=1, max_size=25
 )
@@ -74,9 +72,6 @@ def test_reserving_twice_costs_once_and_other_terms_are_refused(ledger):
     assert (len(ledger), ledger.spent("ann")) == (1, 0.1)
     ledger.reserve("another run", 1, [cost()])
     assert ledger.spent("ann") == approx(0.2)
-
-
-# ---- what does not add ------------------------------------------------------------------------------------------
 
 
 def test_the_unit_is_asked_for_where_both_were_released(ledger):
@@ -398,9 +393,6 @@ def test_strange_terms_are_refused_in_one_line_and_leave_nothing(ledger, strange
     ledger.verify()
 
 
-# ---- uploads, and rounds that are repeated ----------------------------------------------------------------------
-
-
 def test_a_repeated_round_sends_the_same_upload(path):
     with PrivacyLedger.open(path) as first:
         first.reserve("run", 1, [cost()])
@@ -440,9 +432,6 @@ def test_what_must_be_new_is_refused_where_anybody_has_reserved_it_before(ledger
     with pytest.raises(BadInput, match=r"'ann' has reserved round 1 of 'run' before.*Use another run"):
         ledger.reserve_new("run", 1, [cost("bob"), cost()])
     assert len(ledger) == 1  # bob is not charged either
-
-
-# ---- many processes, and sudden death ---------------------------------------------------------------------------
 
 
 def write_rounds(path, name, rounds):
@@ -532,9 +521,6 @@ def test_after_sudden_death_the_account_covers_every_release(tmp_path, ledgers, 
         assert released
 
 
-# ---- export -----------------------------------------------------------------------------------------------------
-
-
 def test_exports_hold_every_release(ledger, tmp_path):
     import csv
 
@@ -552,9 +538,6 @@ def test_exports_hold_every_release(ledger, tmp_path):
     with pytest.raises(BadFile, match="Check the folder"):
         ledger.export_csv(tmp_path / "nowhere" / "out.csv")
     assert sorted(each.name for each in tmp_path.iterdir()) == ["out.csv", "out.json"]
-
-
-# ---- as people see it -------------------------------------------------------------------------------------------
 
 
 def test_a_ledger_and_its_account_are_shown_in_at_most_twelve_lines(ledger):

@@ -40,7 +40,6 @@ ZCDP = {
     "steps": STEPS,
     "shuffled": Protection(release="steps", batches="shuffled"),
 }
-# ---- protections: which noise a budget buys -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ZCDP)

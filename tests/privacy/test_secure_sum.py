@@ -51,9 +51,6 @@ def opened_sum(vectors, weights, variance, grid=None, *, rng=None, trust="secure
     return secure_sum.open()
 
 
-# ---- weights ----------------------------------------------------------------------------------------------------
-
-
 def error_of(weights, std, wished, dispersion, num_parameters):
     return dispersion * ((weights - wished) ** 2).sum() + num_parameters * std**2
 

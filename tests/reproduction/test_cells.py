@@ -69,9 +69,6 @@ def test_the_recorded_arithmetic_is_that_of_the_model(setting):
     assert cells.gflop_per_example(setting) == cells.counted_gflop(setting)
 
 
-# ---- files of cells: whole, readable, and refused where they were measured otherwise ------------------------------
-
-
 FILED = cells.Cell("cifar-10", "iid", 20, 0)
 SETTING = SETTINGS["cifar-10"]
 SA, MPPFL = ArmName("social_agnostic", "size"), ArmName("mppfl", "size")

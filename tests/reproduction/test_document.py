@@ -73,9 +73,6 @@ def test_the_page_is_whole_and_loads_nothing(tmp_path):
         assert words in page.text
 
 
-# ---- the premise --------------------------------------------------------------------------------------------------
-
-
 def test_without_a_record_the_premise_says_how_to_make_one_and_another_file_is_named(tmp_path):
     assert premise_section(tmp_path) == "Not measured yet: `python benchmarks/leakage.py`."
     (tmp_path / "2026-01-01-leakage.json").write_text("[]")

@@ -109,9 +109,6 @@ def test_what_is_no_figure_is_refused(tmp_path):
             game_figures.run_figure(name, tmp_path, seeds=seeds)
 
 
-# ---- verdicts -----------------------------------------------------------------------------------------------------
-
-
 COMMITTED = {name: read_figure(FILES, name) for name in FIGURES}
 REPRODUCED, CONDITION, NOT = "reproduced", "under a stated condition", "not reproduced"
 
@@ -208,9 +205,6 @@ def test_work_that_is_linear_and_a_cost_that_falls_under_one_mechanism_are_told(
     assert finding.reason.endswith("the trend holds under 13")
 
 
-# ---- theorems -----------------------------------------------------------------------------------------------------
-
-
 def test_another_mechanism_or_a_game_without_exposure_changes_what_is_found_of_statements(monkeypatch):
     blind = tuple(replace(game, externality_strength=0.0) for game, _ in theorems._games())
     solved = tuple((game, theorems.mppfl(game, theorems.ROUND_1)[0]) for game in blind)
@@ -220,9 +214,6 @@ def test_another_mechanism_or_a_game_without_exposure_changes_what_is_found_of_s
         assert theorems.stackelberg().verdict == REPRODUCED
     monkeypatch.setattr(theorems, "mppfl", social_agnostic)
     assert theorems.best_response().verdict == NOT
-
-
-# ---- Algorithm 1, solved and to the letter ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(15))

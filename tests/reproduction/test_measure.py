@@ -225,9 +225,6 @@ def test_data_that_are_not_there_stop_nobody_else_and_the_commit_is_told_or_unkn
     assert unit_path(tmp_path, NAME).exists()
 
 
-# ---- what the paper leaves open is chosen among all variants, once, before anything else is trained ----------------
-
-
 OPEN = "cifar-100"
 OPEN_CELL = Cell(OPEN, "dir0.3", 20, 0)
 OPEN_SETTING = replace(SETTINGS[OPEN], num_train=160, num_test=20, batch_size=8, local_epochs=1)
@@ -325,9 +322,6 @@ def test_what_is_open_is_chosen_before_the_unit_holds_for_every_cell_and_is_part
     assert len(read_trials(tmp_path, place_of_unit(OPEN), replace(OPEN_SETTING, **BEST))) == 2
     run_open(tmp_path, at_most_arms=1)
     assert trainings[-1][:3] == ("batch", "crop_and_flip", 100)
-
-
-# ---- what measuring needs ------------------------------------------------------------------------------------------
 
 
 GUARD = """

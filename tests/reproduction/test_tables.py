@@ -48,9 +48,6 @@ def row_of(folder, cell, aggregation="noise_aware"):
     return next(row for row in rows if (row.dataset, row.partition, row.num_clients) == place)
 
 
-# ---- verdicts -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("reached", "agreement", "verdict"),
     [
@@ -85,9 +82,6 @@ def test_seeds_give_a_mean_and_a_spread_and_only_those_with_all_judged_arms_are_
     row = row_of(tmp_path / "apart", SKEWED)
     assert (list(row.ours), list(row.paired)) == (["social_agnostic", "mppfl"], ["social_agnostic"])
     assert "| – / 0.02 |" in tables_section(tmp_path / "apart")  # a drop between other seeds is not told
-
-
-# ---- as text ------------------------------------------------------------------------------------------------------
 
 
 def test_the_table_of_the_readme_has_only_what_is_measured(tmp_path):

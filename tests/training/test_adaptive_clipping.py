@@ -43,9 +43,6 @@ def norms_of(*args, **changed):
     return np.array([record.clip_norm for record in records_of(*args, **changed)])
 
 
-# ---- where it goes ------------------------------------------------------------------------------------------------
-
-
 def lengths_of(way):
     """Of every record's gradient at weights of 0, where all 4 classes are as likely; or of every client's update."""
     if "record" in way:

@@ -118,9 +118,6 @@ def dispersion_among(rows, energy):
     return estimated_dispersion(torch.from_numpy(rows), np.arange(len(rows)), (rows**2).sum(1), energy)
 
 
-# ---- dispersion ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "energy",
     [[30.0] * 5, [1e-3, 1.0, 30.0, 100.0, 3000.0], [0.0, 0.0, 0.0, 5.0, 50.0], [0.0] * 5, [0.0, 30.0, 30.0, 30.0, 1e9]],
@@ -196,9 +193,6 @@ def test_what_was_added_may_be_overwritten():
     for number, upload in enumerate(uploads):
         mean.add(number, place.copy_(upload))
     assert torch.equal(mean.result()[0], expected)
-
-
-# ---- the server's step --------------------------------------------------------------------------------------------
 
 
 def walked(config, means, start):

@@ -64,9 +64,6 @@ def assert_same(one: Checkpoint, other: Checkpoint):
         assert (values.dtype, values.tobytes()) == (theirs[name].dtype, theirs[name].tobytes()), name
 
 
-# ---- the file -----------------------------------------------------------------------------------------------------
-
-
 def test_a_checkpoint_comes_back_bit_for_bit(tmp_path, checkpoint):
     history = dataclasses.replace(checkpoint.history, refused=((), ("ann", "bob"), ("Zoë",)))
     path = tmp_path / "new" / "folder" / "run.ckpt"
@@ -112,9 +109,6 @@ def test_a_checkpoint_of_another_format_is_refused_with_both_numbers(tmp_path, c
     with path.open("wb") as file:
         np.savez(file, **arrays)
     assert "checkpoint of format 99, this version reads 1" in refused_in_one_line(path)
-
-
-# ---- the disk -----------------------------------------------------------------------------------------------------
 
 
 def test_a_full_disk_leaves_the_old_checkpoint_and_no_draft(tmp_path, checkpoint, monkeypatch):

@@ -339,9 +339,6 @@ def test_low_precision_is_averaged_in_a_higher_one():
     torch.testing.assert_close(rounded.double(), exact, atol=0.05, rtol=2**-6)  # of bfloat16's eight bits
 
 
-# ---- small dense clients in the span of their own examples ------------------------------------------------------
-
-
 SHAPE, CLASSES, PICTURES = (1, 8, 8), 4, 400
 SIZES = (5, 12, 5, 31, 1, 20)  # examples of the clients, none alike in order
 

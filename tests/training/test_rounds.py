@@ -36,8 +36,6 @@ from tests.training.trainings import (
     trained,
 )  # fmt: skip
 
-# ---- records and ledger -------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way not in ("poisson", "cohorts")])
 def test_records_carry_what_the_ledger_carries(way):
@@ -82,9 +80,6 @@ def test_a_round_in_which_nobody_takes_part_leaves_the_model_as_it_was(optimizer
     assert idle.accuracy == first.accuracy
     assert np.abs(last.weights - first.weights).max() > 0
     assert len(ledger) == 4
-
-
-# ---- clip norm, averages, evaluation ------------------------------------------------------------------------------
 
 
 def test_a_protection_of_ones_own_needs_one_class_and_no_other_file():

@@ -181,9 +181,6 @@ def test_one_neighbour_moves_the_mean_of_a_round_by_no_more_than_its_weight_time
     assert 0.1 < farthest / (0.5 * pace * declared) <= 1 + 1e-12
 
 
-# ---- how much is held at once -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("way", ["gradient", "client"])
 def test_of_the_updates_of_3000_clients_less_than_half_are_held_at_once(way):
     model = flat_model(make_model("mlp", (784,), 10))

@@ -46,9 +46,6 @@ def pace(way):
     return RATE if way.endswith("record") else 1.0
 
 
-# ---- the mean -----------------------------------------------------------------------------------------------------
-
-
 @IN_A_SUM
 @pytest.mark.parametrize("aggregation", ["num_examples", "uniform"])
 def test_a_sum_with_next_to_no_noise_is_the_plain_weighted_mean(way, aggregation, monkeypatch):
@@ -76,9 +73,6 @@ def test_weights_follow_the_roots_of_the_budgets_or_the_sizes_or_lie_between(way
     between = one_round(way=way, dispersion=1e4).theta
     np.testing.assert_allclose(between, declared(way, dispersion=1e4)[1].weights, rtol=1e-9)
     assert between.sum() == approx(1)
-
-
-# ---- its noise ----------------------------------------------------------------------------------------------------
 
 
 @IN_A_SUM
@@ -173,9 +167,6 @@ def test_too_few_for_the_failures_that_are_allowed_open_nothing_and_pay_nothing(
     with pytest.raises(BadInput, match="2 clients less 1 dropouts and 1 colluding leave nobody whose noise hides"):
         one_round(dropouts=1, colluding=1, ledger=ledger)
     assert len(ledger) == 0
-
-
-# ---- sampled clients ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("trust", ["secure_sum", "server"])
