@@ -65,7 +65,10 @@ def comparison(folder: Path) -> dict:
     """All mechanisms on a real trust network, whose rows are source and target."""
     sources, targets = np.loadtxt(folder / "trust.txt", dtype=np.int64)[:, :2].T
     graph = mppfl.graph_from_edges(sources, targets, isolated="keep", self_loops="drop")
-    games = [mppfl.make_game(graph, mppfl.draw_clients("benign", graph.num_clients, seed)) for seed in range(10)]
+    games = [
+        mppfl.make_game(graph, mppfl.draw_clients("benign", graph.num_clients, np.random.default_rng(seed)))
+        for seed in range(10)
+    ]
     names = [name for name in MECHANISMS if name != "budget_limited"]  # which needs a limit of its own
     began = time.process_time()
     table = mppfl.compare(games, names, num_rounds=10)

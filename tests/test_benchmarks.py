@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks" / "peers"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 from torch_models import layers_of
 
+import leaders
 import peers
 import private_accuracy
 from mppfl.training import make_model
@@ -88,3 +89,16 @@ def test_a_cell_of_private_accuracy_keeps_its_epsilon_takes_the_best_held_out_ch
     monkeypatch.setattr(private_accuracy, "measured", None)
     private_accuracy.main(order)  # all of it stands in the record
     assert capsys.readouterr().out.count("client, secure_sum, ε = 1") == 2
+
+
+def test_leaders_choose_for_few_clients_and_all_mechanisms_are_compared_on_a_given_network(
+    tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "trust.txt").write_text("0 1\n1 2\n2 0\n2 3\n3 0\n")
+    order = ["--most", "20", "--repeats", "1", "--filmtrust", str(tmp_path), "--output", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["leaders.py", *order])
+    leaders.main()
+    record = json.loads(Path(capsys.readouterr().out.splitlines()[-1]).read_text())
+    assert [row["mechanism"] for row in record["rows"]] == ["mppfl", "mppfl_exact", "mppfl_noise_aware"]
+    assert all(row["leader_regret"] < 1e-12 * row["server_cost"] for row in record["rows"][1:])
+    assert (record["comparison"]["clients"], len(record["comparison"]["mechanisms"])) == (4, 13)
