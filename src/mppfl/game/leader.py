@@ -34,8 +34,10 @@ AT_ONCE = 100_000  # clients × rates whose budgets are formed side by side: the
 SPLITS = 64  # parts of a segment on which pay falls as the rate rises, where cost need not be convex
 NUM_SAMPLES = 48  # rates at which a large game's wishes are sampled
 SHORT = 300  # clients: on networks of at most so many, answers to given rates are read off the path
+NEXT = 1e-5  # of a rate: how far past the end of its segment the next one is looked for
 OPEN = 1e-9  # of a segment: how near to the rate at which somebody leaves the server goes
 NO_NOISE = 1e300  # a budget that makes none
+GAPS, CHEAPEST = 2 * 10**7, 4  # gaps × clients that are looked at between joins; of these, tried in each round
 GRID = 24  # rates between two samples at which costs are read off interpolated wishes
 
 
@@ -530,20 +532,63 @@ class _Samples:
         return float(self.answers.weights @ (budgets + rate * np.where(free, own, 0.0))), float(grown * pulled)
 
     def choose(self, leader: UniformLeader, rounds: IntArray, limit: float) -> Plan:
-        """The best of the grid, and then of the segment of the path that it lies on."""
+        """The best of the grid and of some rates between joins, and then of the segment of the path that it lies on."""
         rates, followers = self.search(leader, rounds, limit), self.answers.followers
-        rows = np.empty((len(rounds), self.game.num_clients))
-        for rate in np.unique(rates).tolist():
-            k = int(np.clip(np.searchsorted(self.rates, rate), 1, len(self.rates) - 1))
-            which = np.flatnonzero(rates == rate)
-            rows[which] = budgets = followers.answer(rate, self.at(rate, k - 1, k))
+        rows, least = np.empty((len(rounds), self.game.num_clients)), np.full(len(rounds), np.inf)
+        tried = self._to_try(leader, rounds, rates, limit)
+        most = len(tried) + GAPS // 10 // self.game.num_clients
+        for rate, which, is_allowed in tried:  # which grows where the best rate of a segment is its end
+            budgets = followers.answer(rate, self._near(rate))
             path = no_segments(len(budgets)) if leader == "mean_field" else followers.segment(rate, budgets)
             path = _strictly_inside(path, budgets > 0)
             better, _, costs = _View(self.game, self.answers.weights, path, leader, limit).best(rounds[which])
             for row, other, cost in zip(which, better, costs, strict=True):
-                if cost < cost_of(self.game, leader, int(rounds[row]), rate * self.answers.weights, budgets):
-                    rates[row], rows[row] = other, path.budgets(0, other, *self.bounds)
+                here = cost_of(self.game, leader, int(rounds[row]), rate * self.answers.weights, budgets)
+                if is_allowed and not here > min(cost, least[row]):
+                    least[row], rates[row], rows[row] = here, rate, budgets
+                elif cost < least[row]:
+                    least[row], rates[row], rows[row] = cost, other, path.budgets(0, other, *self.bounds)
+                    if other != rate and len(tried) < most:
+                        tried.append((other * (1 + np.copysign(NEXT, other - rate)), np.array([row]), False))
         return self.answers.plan(leader, rounds, rates, Stored(rows, np.arange(len(rounds))), True)
+
+    def _to_try(
+        self, leader: UniformLeader, rounds: IntArray, rates: Array, limit: float
+    ) -> list[tuple[float, IntArray, bool]]:
+        """Rates, the rounds they are tried for, and whether the rule is known to allow the rate itself."""
+        tried: list[tuple[float, IntArray, bool]] = [
+            (rate, np.flatnonzero(rates == rate), True) for rate in np.unique(rates).tolist()
+        ]
+        if self.answers.participation == "everyone" or leader == "mean_field":
+            return tried
+        every = np.arange(len(rounds))
+        return tried + [(rate, every, False) for rate in self._between_joins(leader, rounds, rates, limit)]
+
+    def _near(self, rate: float) -> Array:
+        """Everybody's interpolated budget at a rate."""
+        k = int(np.clip(np.searchsorted(self.rates, rate), 1, len(self.rates) - 1))
+        return self.at(rate, k - 1, k)
+
+    def _between_joins(self, leader: UniformLeader, rounds: IntArray, rates: Array, limit: float) -> list[float]:
+        """Rates between two at which somebody comes or goes, and where the cost jumps: the cheapest of the widest gaps.
+
+        Wishes cross 0 where they are interpolated to do.
+        """
+        samples, wishes = np.array(self.rates), self.wishes
+        near = np.flatnonzero((samples[1:] > rates.min() / 1.3) & (samples[:-1] < rates.max() * 1.3))
+        crossings = []
+        for k in near.tolist():
+            comes = (wishes[k] > 0) != (wishes[k + 1] > 0)
+            share = wishes[k][comes] / (wishes[k][comes] - wishes[k + 1][comes])
+            crossings.append(samples[k] + share * (samples[k + 1] - samples[k]))
+        ends = np.unique(np.concatenate(crossings)) if crossings else np.zeros(0)
+        widest = np.argsort(-np.diff(ends) / ends[1:])[: GAPS // self.game.num_clients]
+        late = 0.1 * ends[widest] + 0.9 * ends[widest + 1]
+        costs = [self.costs(leader, rate, *2 * (self._near(rate),), limit) for rate in late.tolist()]
+        noise, pay = np.array(costs).reshape(-1, 2).T
+        order = np.argsort(noise / rounds[:, None] + pay, axis=1)[:, :CHEAPEST].ravel()
+        best = widest[np.unique(order)[: max(CHEAPEST, GAPS // 100 // self.game.num_clients)]]
+        return [float(rate) for rate in np.unique(0.5 * (ends[best] + ends[best + 1]))]
 
     def least(self, leader: UniformLeader, rounds: IntArray, limit: float = np.inf) -> Array:
         """The least that interpolated costs can be in any cell of the grid, less what interpolation may hide: how far
