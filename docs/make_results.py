@@ -280,6 +280,20 @@ def growth_table() -> str:
     return "\n".join(lines)
 
 
+def cohort_table() -> str:
+    rows = newest_record("cohort-memory")["rows"]
+    kinds = {"secure_sum": "sum", "local": "local noise"}
+    lines = [
+        "| clients | " + " | ".join(f"peak memory, {kind} | CPU a client, {kind}" for kind in kinds.values()) + " |"
+    ]
+    lines.append("|--:|" + "--:|--:|" * len(kinds))
+    for clients in dict.fromkeys(row["clients"] for row in rows):
+        of = {row["protection"]: row for row in rows if row["clients"] == clients}
+        cells = [f"{of[kind]['peak_bytes'] / 1e9:.2f} GB | {of[kind]['cpu_ms_by_client']:.2f} ms" for kind in kinds]
+        lines.append(f"| {clients:,} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def paper_table() -> str:
     sys.path.insert(0, str(ROOT))  # reproduction/ stands beside the package
     from reproduction.tables import readme_table
@@ -296,6 +310,7 @@ TABLES = {
     "kernels": kernels_table,
     "precision": precision_table,
     "growth": growth_table,
+    "cohorts": cohort_table,
     "engine": engine_table,
     "gpu equilibrium": gpu_equilibrium_table,
     "comparison": comparison_table,

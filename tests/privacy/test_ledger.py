@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mppfl.errors import BadFile, BadInput, BudgetExceeded, MppflError, UnknownClient
-from mppfl.privacy import ReleaseCost, epsilon, history_epsilon
+from mppfl.privacy import ReleaseCost, epsilon, history_epsilon, largest_budget
 from mppfl.privacy.ledger import PrivacyLedger, epsilons
 from tests.homes import home
 
@@ -202,6 +202,8 @@ def test_a_cap_in_epsilon_admits_nearly_what_the_best_order_would(ledger):
     assert round_index - 1 == 69  # the RDP accountant's ε passes 3 at the 72nd
     left = ledger.remaining("bob")
     assert 2.9 < epsilon(left, 1e-5, "rdp") < 3
+    assert left / largest_budget(3.0, 1e-5, "rdp") == approx(0.97, abs=0.005)  # as docs/privacy.md says
+    assert largest_budget(3.0, 1e-5) / left == approx(1.19, abs=0.005)
     assert ledger.account("bob").cap == math.inf
     before = ledger.head
     with pytest.raises(
